@@ -1,0 +1,33 @@
+"""Structured logs: a fixed event name and fields, one line each, to stderr."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+__all__ = ["configure_logging", "get_logger"]
+
+
+def configure_logging(*, level: str = "info", style: Literal["json", "console"] = "json") -> None:
+    """Set up structlog and the standard library's logging for this process."""
+    renderer = structlog.processors.JSONRenderer() if style == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Give the logger of one module."""
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(logger=name)
+    return logger

@@ -1,0 +1,118 @@
+"""States of trials, attempts, batches and sandboxes, and the moves between them.
+
+The migrations copy TRANSITIONS into the table `state_transitions`, which a trigger reads: a bug in one process
+cannot corrupt the machine. Pictures and who may write which move: `docs/states.md`.
+"""
+
+from enum import StrEnum
+
+__all__ = [
+    "LIVE_ATTEMPT_STATES",
+    "TRANSITIONS",
+    "AttemptState",
+    "BatchState",
+    "Outcome",
+    "SandboxState",
+    "TrialState",
+    "sql_list",
+]
+
+
+class TrialState(StrEnum):
+    """Where a trial is. `finished` is the only end; how it ended is its outcome."""
+
+    BLOCKED = "blocked"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRY_WAIT = "retry_wait"
+    CANCELLING = "cancelling"
+    FINISHED = "finished"
+
+
+class AttemptState(StrEnum):
+    """Where one physical try is. The last three are ends."""
+
+    DISPATCHED = "dispatched"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    COLLECTING = "collecting"
+    FINISHED = "finished"
+    LOST = "lost"
+    NEVER_STARTED = "never_started"
+
+
+class BatchState(StrEnum):
+    """A batch runs until its last trial is finished."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class SandboxState(StrEnum):
+    """What the database knows of a sandbox; the node is asked for the rest."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    REMOVED = "removed"
+
+
+class Outcome(StrEnum):
+    """How a trial ended. `error` means that there is no verdict, and is neither 0 nor 1."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+
+LIVE_ATTEMPT_STATES = (
+    AttemptState.DISPATCHED,
+    AttemptState.STARTING,
+    AttemptState.RUNNING,
+    AttemptState.STOPPING,
+    AttemptState.COLLECTING,
+)
+
+_NEW = ""  # the state before the insert
+
+TRANSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "trial": (
+        (_NEW, TrialState.BLOCKED),
+        (_NEW, TrialState.QUEUED),
+        (TrialState.BLOCKED, TrialState.QUEUED),
+        (TrialState.BLOCKED, TrialState.FINISHED),
+        (TrialState.QUEUED, TrialState.RUNNING),
+        (TrialState.QUEUED, TrialState.FINISHED),
+        (TrialState.RUNNING, TrialState.QUEUED),
+        (TrialState.RUNNING, TrialState.RETRY_WAIT),
+        (TrialState.RUNNING, TrialState.CANCELLING),
+        (TrialState.RUNNING, TrialState.FINISHED),
+        (TrialState.RETRY_WAIT, TrialState.QUEUED),
+        (TrialState.RETRY_WAIT, TrialState.FINISHED),
+        (TrialState.CANCELLING, TrialState.FINISHED),
+    ),
+    "attempt": (
+        (_NEW, AttemptState.DISPATCHED),
+        (AttemptState.DISPATCHED, AttemptState.STARTING),
+        (AttemptState.DISPATCHED, AttemptState.NEVER_STARTED),
+        (AttemptState.STARTING, AttemptState.RUNNING),
+        (AttemptState.STARTING, AttemptState.FINISHED),
+        (AttemptState.STARTING, AttemptState.LOST),
+        (AttemptState.RUNNING, AttemptState.STOPPING),
+        (AttemptState.RUNNING, AttemptState.COLLECTING),
+        (AttemptState.RUNNING, AttemptState.FINISHED),
+        (AttemptState.RUNNING, AttemptState.LOST),
+        (AttemptState.STOPPING, AttemptState.COLLECTING),
+        (AttemptState.STOPPING, AttemptState.FINISHED),
+        (AttemptState.STOPPING, AttemptState.LOST),
+        (AttemptState.COLLECTING, AttemptState.FINISHED),
+        (AttemptState.COLLECTING, AttemptState.LOST),
+    ),
+}
+
+
+def sql_list(states: tuple[StrEnum, ...]) -> str:
+    """Write states as the inside of a SQL `IN (...)`; only for the constants of this module."""
+    return ", ".join(f"'{state.value}'" for state in states)

@@ -1,0 +1,414 @@
+"""The tables. Hot paths use plain SQL in `repositories`; the migrations are checked against these classes."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    CheckConstraint,
+    Computed,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    desc,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, REAL
+from sqlalchemy.orm import Mapped, mapped_column
+
+from models.base import Base
+from models.states import (
+    LIVE_ATTEMPT_STATES,
+    AttemptState,
+    BatchState,
+    Outcome,
+    SandboxState,
+    TrialState,
+    sql_list,
+)
+
+__all__ = [
+    "ApiKey",
+    "Artifact",
+    "Attempt",
+    "Batch",
+    "Blob",
+    "Idempotency",
+    "Job",
+    "LogChunk",
+    "LogHead",
+    "Node",
+    "Sandbox",
+    "StateTransition",
+    "Tenant",
+    "Trial",
+    "TrialEvent",
+    "WorkerSession",
+]
+
+_NOW = text("clock_timestamp()")
+_EMPTY = text("'{}'::jsonb")
+_ZERO = text("0")
+_LIVE = text(f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})")
+
+
+def _one_of(column: str, states: tuple[Any, ...]) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({sql_list(states)})", name=column)
+
+
+class Tenant(Base):
+    """Who pays and who is isolated from whom."""
+
+    __tablename__ = "tenants"
+    __table_args__ = (CheckConstraint("weight > 0", name="weight"),)
+
+    id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    weight: Mapped[float] = mapped_column(REAL, server_default=text("1"))
+    max_running: Mapped[int] = mapped_column(Integer, server_default=text("1000"))
+    max_queued: Mapped[int] = mapped_column(Integer, server_default=text("1000000"))
+    paused_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class ApiKey(Base):
+    """A key, as its SHA-256; `prefix` is the part by which it is looked up and shown."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index("api_keys_prefix_idx", "prefix"),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str]
+    prefix: Mapped[str]
+    key_hash: Mapped[bytes] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    revoked_at: Mapped[datetime | None]
+
+
+class Batch(Base):
+    """Jobs submitted together."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        _one_of("state", tuple(BatchState)),
+        Index("batches_tenant_id_id_idx", "tenant_id", desc("id")),
+        Index("batches_running_idx", "id", postgresql_where=text("state = 'running'")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str | None]
+    labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=_ZERO)
+    implicit: Mapped[bool] = mapped_column(server_default=text("false"))
+    state: Mapped[str] = mapped_column(server_default=text("'running'"))
+    job_count: Mapped[int] = mapped_column(Integer)
+    trial_count: Mapped[int] = mapped_column(Integer)
+    cancel_requested_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    finished_at: Mapped[datetime | None]
+
+
+class Job(Base):
+    """An immutable spec; `ordinal` is its place in the batch."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        UniqueConstraint("batch_id", "key"),
+        Index("jobs_tenant_id_id_idx", "tenant_id", desc("id")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    batch_id: Mapped[UUID] = mapped_column(ForeignKey("batches.id"))
+    ordinal: Mapped[int] = mapped_column(Integer)
+    key: Mapped[str]
+    kind: Mapped[str]
+    digest: Mapped[str]
+    labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    spec: Mapped[dict[str, Any]]
+    trial_count: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Trial(Base):
+    """One sample of a job: the unit that queues, is scheduled and owns the outcome.
+
+    fence goes up by one with every dispatch. desired is where the user writes; state is the owner's.
+    """
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        _one_of("state", tuple(TrialState)),
+        CheckConstraint(f"outcome IN ({sql_list(tuple(Outcome))})", name="outcome"),
+        CheckConstraint("(state = 'finished') = (outcome IS NOT NULL)", name="outcome_at_end"),
+        CheckConstraint("desired IN ('run', 'cancel')", name="desired"),
+        CheckConstraint("cancel_mode IN ('graceful', 'force')", name="cancel_mode"),
+        UniqueConstraint("job_id", "index"),
+        # Partial, so that each holds only open rows however many are finished.
+        Index(
+            "trials_ready_idx",
+            "tenant_id",
+            desc("priority"),
+            "seq",
+            postgresql_include=["cpu_millicores", "memory_bytes"],
+            postgresql_where=text("state = 'queued'"),
+        ),
+        Index("trials_due_idx", "run_at", postgresql_where=text("state = 'retry_wait'")),
+        Index("trials_deadline_idx", "deadline", postgresql_where=text("state <> 'finished'")),
+        Index("trials_open_idx", "batch_id", postgresql_where=text("state <> 'finished'")),
+        Index("trials_batch_id_id_idx", "batch_id", "id"),
+        Index("trials_tenant_id_id_idx", "tenant_id", desc("id")),
+        {"postgresql_with": {"fillfactor": 80}},
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    batch_id: Mapped[UUID] = mapped_column(ForeignKey("batches.id"))
+    job_id: Mapped[UUID] = mapped_column(ForeignKey("jobs.id"))
+    index: Mapped[int] = mapped_column(Integer)
+    seed: Mapped[int | None]
+    state: Mapped[str] = mapped_column(server_default=text("'queued'"))
+    state_reason: Mapped[str | None]
+    outcome: Mapped[str | None]
+    failure: Mapped[dict[str, Any] | None]
+    rewards: Mapped[dict[str, Any] | None]
+    desired: Mapped[str] = mapped_column(server_default=text("'run'"))
+    cancel_mode: Mapped[str | None]
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=_ZERO)
+    seq: Mapped[int] = mapped_column(Identity(always=True))
+    run_at: Mapped[datetime | None]
+    queue_deadline: Mapped[datetime | None]
+    total_deadline: Mapped[datetime | None]
+    deadline: Mapped[datetime | None] = mapped_column(
+        Computed("least(queue_deadline, total_deadline)", persisted=True)
+    )
+    fence: Mapped[int] = mapped_column(server_default=_ZERO)
+    attempts_used: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    infra_losses: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    task_retries: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    runtime: Mapped[str | None]
+    cpu_millicores: Mapped[int] = mapped_column(Integer)
+    memory_bytes: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    queued_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Attempt(Base):
+    """One physical try. The row in state `dispatched` is the outbox record of the bell."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        PrimaryKeyConstraint("trial_id", "fence"),
+        _one_of("state", tuple(AttemptState)),
+        # The single most important line of the schema: one live attempt per trial.
+        Index("attempts_one_live_idx", "trial_id", unique=True, postgresql_where=_LIVE),
+        Index(
+            "attempts_live_tenant_idx",
+            "tenant_id",
+            postgresql_include=["cpu_millicores", "memory_bytes"],
+            postgresql_where=_LIVE,
+        ),
+        Index("attempts_live_node_idx", "node_id", postgresql_where=_LIVE),
+        Index("attempts_live_session_idx", "session_id", postgresql_where=_LIVE),
+        Index("attempts_unclaimed_idx", "start_deadline", postgresql_where=text("state = 'dispatched'")),
+        {
+            "postgresql_with": {
+                "fillfactor": 70,
+                "autovacuum_vacuum_scale_factor": 0.02,
+                "autovacuum_vacuum_cost_delay": 0,
+            }
+        },
+    )
+
+    trial_id: Mapped[UUID] = mapped_column(ForeignKey("trials.id"))
+    fence: Mapped[int]
+    id: Mapped[UUID] = mapped_column(unique=True)
+    number: Mapped[int] = mapped_column(Integer)
+    tenant_id: Mapped[int]
+    node_id: Mapped[UUID] = mapped_column(ForeignKey("nodes.id"))
+    session_id: Mapped[UUID | None]
+    state: Mapped[str] = mapped_column(server_default=text("'dispatched'"))
+    phase: Mapped[str | None]
+    cpu_millicores: Mapped[int] = mapped_column(Integer)
+    memory_bytes: Mapped[int]
+    start_deadline: Mapped[datetime]
+    last_rung_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+    failure: Mapped[dict[str, Any] | None]
+    steps: Mapped[list[dict[str, Any]] | None]
+    grade: Mapped[dict[str, Any] | None]
+    usage: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    claimed_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Sandbox(Base):
+    """The isolated environment of an attempt; written before the runtime is called, so that none is forgotten."""
+
+    __tablename__ = "sandboxes"
+    __table_args__ = (
+        ForeignKeyConstraint(["trial_id", "fence"], ["attempts.trial_id", "attempts.fence"]),
+        _one_of("state", tuple(SandboxState)),
+        Index("sandboxes_open_idx", "node_id", postgresql_where=text("state <> 'removed'")),
+    )
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    trial_id: Mapped[UUID]
+    fence: Mapped[int]
+    tenant_id: Mapped[int]
+    node_id: Mapped[UUID]
+    runtime: Mapped[str]
+    image: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default=text("'creating'"))
+    end_reason: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    removed_at: Mapped[datetime | None]
+
+
+class Node(Base):
+    """A machine that runs sandboxes. id comes from a file on that machine and outlives every process."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    runtimes: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    cpu_millicores: Mapped[int] = mapped_column(Integer)
+    memory_bytes: Mapped[int]
+    slots: Mapped[int] = mapped_column(Integer)
+    cordoned_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class WorkerSession(Base):
+    """One life of a worker process. Its lease, and nothing else, says that its attempts live."""
+
+    __tablename__ = "worker_sessions"
+    __table_args__ = (
+        Index("worker_sessions_open_idx", "node_id", postgresql_where=text("ended_at IS NULL")),
+        {"postgresql_with": {"fillfactor": 50}},
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    node_id: Mapped[UUID] = mapped_column(ForeignKey("nodes.id"))
+    pid: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str]
+    lease_until: Mapped[datetime]
+    beat_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    ended_at: Mapped[datetime | None]
+    end_reason: Mapped[str | None]
+
+
+class StateTransition(Base):
+    """The legal moves, read by the trigger on trials and attempts."""
+
+    __tablename__ = "state_transitions"
+
+    entity: Mapped[str] = mapped_column(primary_key=True)
+    from_state: Mapped[str] = mapped_column(primary_key=True)
+    to_state: Mapped[str] = mapped_column(primary_key=True)
+
+
+class TrialEvent(Base):
+    """Append-only history, written by trigger in the statement that changes the state."""
+
+    __tablename__ = "trial_events"
+    __table_args__ = (PrimaryKeyConstraint("trial_id", "n"),)
+
+    trial_id: Mapped[UUID]
+    n: Mapped[int] = mapped_column(Identity(always=True))
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    subject: Mapped[str]
+    fence: Mapped[int]
+    actor: Mapped[str]
+    from_state: Mapped[str]
+    to_state: Mapped[str]
+    reason: Mapped[str | None]
+
+
+class LogChunk(Base):
+    """At most 64 KiB of output of one stream; seq is given on the worker and has no gaps."""
+
+    __tablename__ = "log_chunks"
+    __table_args__ = (PrimaryKeyConstraint("trial_id", "fence", "seq"),)
+
+    trial_id: Mapped[UUID]
+    fence: Mapped[int]
+    seq: Mapped[int] = mapped_column(Integer)
+    step: Mapped[str]
+    stream: Mapped[str]
+    at: Mapped[datetime]
+    bytes: Mapped[bytes]
+
+
+class LogHead(Base):
+    """Where the log of an attempt ends; `closed` is the only end marker a reader trusts."""
+
+    __tablename__ = "log_heads"
+    __table_args__ = (PrimaryKeyConstraint("trial_id", "fence"),)
+
+    trial_id: Mapped[UUID]
+    fence: Mapped[int]
+    next_seq: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    bytes: Mapped[int] = mapped_column(server_default=_ZERO)
+    truncated_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
+    closed: Mapped[bool] = mapped_column(server_default=text("false"))
+
+
+class Blob(Base):
+    """A content-addressed file a tenant may use. The bytes lie in the blob store, once for all tenants."""
+
+    __tablename__ = "blobs"
+    __table_args__ = (PrimaryKeyConstraint("tenant_id", "digest"),)
+
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    digest: Mapped[str]
+    size_bytes: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Artifact(Base):
+    """A file collected from the sandbox of an attempt."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (PrimaryKeyConstraint("trial_id", "fence", "path"),)
+
+    trial_id: Mapped[UUID]
+    fence: Mapped[int]
+    path: Mapped[str]
+    tenant_id: Mapped[int]
+    digest: Mapped[str]
+    size_bytes: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Idempotency(Base):
+    """Which resource an Idempotency-Key made."""
+
+    __tablename__ = "idempotency"
+    __table_args__ = (
+        PrimaryKeyConstraint("tenant_id", "key"),
+        Index("idempotency_expires_at_idx", "expires_at"),
+    )
+
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    key: Mapped[str]
+    route: Mapped[str]
+    request_hash: Mapped[bytes]
+    resource_id: Mapped[UUID]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    expires_at: Mapped[datetime]

@@ -1,0 +1,213 @@
+"""The contract every runtime meets, and the plain values it speaks.
+
+A runtime knows neither tables nor HTTP routes. `tests/contract/test_runtime.py` runs one suite on all of them.
+Names are deterministic (`sm-<trial>-<fence>`): a repeated create of the same name is recognised, and whoever
+restarts can list what still runs.
+"""
+
+import re
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal, Protocol
+
+__all__ = [
+    "EXECD_PORT",
+    "Command",
+    "CommandResult",
+    "ExecutionClient",
+    "FileInfo",
+    "FileUpload",
+    "ResourceLimits",
+    "Runtime",
+    "SandboxHandle",
+    "SandboxSpec",
+    "SandboxStats",
+    "StreamName",
+]
+
+EXECD_PORT = 44772
+"""TCP port of execd in every sandbox; fixed by the wire protocol."""
+
+SANDBOX_NAME = re.compile(r"sm-[0-9a-z-]{1,80}")
+
+StreamName = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Hard limits of one sandbox. All are set, none means unlimited."""
+
+    cpu_millicores: int
+    memory_bytes: int
+    disk_bytes: int
+    pids: int
+    open_files: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What to start. name: `sm-...`, see SANDBOX_NAME. workdir: absolute, made if missing; None: image default.
+
+    env is added to the image's environment. labels: found again by `Runtime.list`.
+    """
+
+    name: str
+    image: str
+    limits: ResourceLimits
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names that could be read as options or paths by the tools below."""
+        if not SANDBOX_NAME.fullmatch(self.name):
+            message = f"sandbox name {self.name!r} does not match {SANDBOX_NAME.pattern}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxHandle:
+    """One sandbox that was created. ref: the runtime's own id (container id, process id)."""
+
+    runtime: str
+    name: str
+    ref: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStats:
+    """Use since the start. None where the host does not account for it."""
+
+    cpu_seconds: float | None = None
+    memory_peak_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Exactly one of shell (text for `bash -c`, else `sh -c`) and argv. timeout_seconds None: no own limit.
+
+    merge_streams: stdout and stderr are one pipe, so their order is exact; all comes as stdout.
+    """
+
+    shell: str | None = None
+    argv: Sequence[str] | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float | None = None
+    merge_streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended. exit_code is None when it did not exit by itself.
+
+    signal: number that killed it. timed_out: its own timeout did. interrupted: `stop` was set.
+    error: why it could not be started, in words.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    interrupted: bool = False
+    error: str | None = None
+    duration_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileUpload:
+    """One file to write. path: absolute in the sandbox. mode: permission bits, e.g. 0o644. Parents are made."""
+
+    path: str
+    data: bytes | BinaryIO
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One directory entry, not followed if it is a link."""
+
+    path: str
+    type: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: int
+
+
+class ExecutionClient(Protocol):
+    """Talks to execd of one sandbox. All calls raise ExecdUnreachableError when it is gone."""
+
+    def ping(self) -> None:
+        """Return when execd answers."""
+
+    def run(
+        self,
+        command: Command,
+        *,
+        on_output: Callable[[StreamName, bytes], None],
+        stop: threading.Event | None = None,
+        kill_grace_seconds: float = 10.0,
+    ) -> CommandResult:
+        """Run in the foreground; returns after the last output. on_output: called in order, in this thread.
+
+        When stop is set the command gets TERM, then KILL after the grace, and the result says interrupted.
+        """
+
+    def upload(self, files: Sequence[FileUpload]) -> None:
+        """Write files; each appears whole or not at all."""
+
+    def download(self, path: str, *, max_bytes: int) -> bytes:
+        """Read one file. Raises NotFoundError, and PayloadTooLargeError beyond max_bytes."""
+
+    def file_info(self, path: str) -> FileInfo:
+        """Look at one path. Raises NotFoundError."""
+
+    def search(self, path: str, pattern: str) -> list[FileInfo]:
+        """List files below path whose basename matches the glob; a missing path gives an empty list."""
+
+    def close(self) -> None:
+        """Drop the connection, if one is kept."""
+
+
+class Runtime(ABC):
+    """Starts and ends sandboxes on this node. Implementations are thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def check(self) -> None:
+        """Return if this host can run sandboxes; else raise RuntimeUnavailableError that says what to do."""
+
+    @abstractmethod
+    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+        """Make the sandbox and start it; returns when execd answers.
+
+        A sandbox of the same name that still runs is returned as it is. Nothing is left behind on failure.
+        Raises ImageNotFoundError, BadImageError, SpecInvalidError, CreateTimeoutError, DaemonError.
+        """
+
+    @abstractmethod
+    def executions(self, handle: SandboxHandle) -> ExecutionClient:
+        """Give a client for execd of this sandbox; the caller closes it."""
+
+    @abstractmethod
+    def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:
+        """Open a stream to a port inside the sandbox. Raises ExecdUnreachableError, NotSupportedError."""
+
+    @abstractmethod
+    def stats(self, handle: SandboxHandle) -> SandboxStats:
+        """Read use and OOM kills; all None once the sandbox is gone."""
+
+    @abstractmethod
+    def remove(self, handle: SandboxHandle) -> None:
+        """Kill everything in it at once and release all it holds. Idempotent; returns when nothing is left."""
+
+    @abstractmethod
+    def list(self) -> list[SandboxHandle]:
+        """All sandboxes of this runtime on this host, whoever created them, running or not."""
+
+    def close(self) -> None:  # noqa: B027 -- most runtimes hold nothing
+        """Release what the runtime object itself holds; sandboxes stay as they are."""

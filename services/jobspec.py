@@ -1,0 +1,250 @@
+"""The job specification as a value: immutable, small, and the same in API, database and worker.
+
+`api/schemas` parses and checks what a client sends; what passes is turned into these dataclasses, stored as JSON in
+`jobs.spec` by `to_json`, and read back by `from_json` on the worker. Times are seconds, sizes bytes.
+Source: `docs/jobs.md`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+__all__ = [
+    "ArtifactRule",
+    "ExitCodeVerdict",
+    "Input",
+    "JobSpec",
+    "JunitVerdict",
+    "LogVerdict",
+    "PatchStep",
+    "Resources",
+    "RetryBudget",
+    "RewardVerdict",
+    "Step",
+    "StepRole",
+    "Timeouts",
+    "TrialPlan",
+    "Verdict",
+]
+
+
+class StepRole(StrEnum):
+    """Says who is to blame when the step fails, and what runs after it."""
+
+    SETUP = "setup"
+    RUN = "run"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Limits of the sandbox; the scheduler counts cpu and memory."""
+
+    cpu_millicores: int = 1000
+    memory_bytes: int = 512 << 20
+    disk_bytes: int = 1 << 30
+    pids: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One file put into the sandbox: text or blob (digest `sha256:<hex>`), exactly one.
+
+    before: None = before the first step; else the name of the step before which it appears, and not earlier.
+    """
+
+    path: str
+    text: str | None = None
+    blob: str | None = None
+    mode: int = 0o644
+    before: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStep:
+    """A unified diff, read from `path` in the sandbox, applied to the files below `cwd` (None: workdir)."""
+
+    path: str
+    strip: int = 1
+    on_reject: Literal["fail", "continue"] = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action: exactly one of run (shell text), argv and patch. timeout in seconds."""
+
+    name: str
+    role: StepRole = StepRole.RUN
+    run: str | None = None
+    argv: tuple[str, ...] | None = None
+    patch: PatchStep | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float = 600.0
+    merge_streams: bool = False
+    blame_infra: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCodeVerdict:
+    """Passed when the step (None: the last one) ended with one of these codes."""
+
+    kind: Literal["exit_code"] = "exit_code"
+    step: str | None = None
+    pass_codes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardVerdict:
+    """A file holding a finite number, or a JSON object with one under `key`; passed from `pass_at` on."""
+
+    path: str
+    kind: Literal["reward"] = "reward"
+    key: str = "reward"
+    pass_at: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JunitVerdict:
+    """A JUnit XML file; passed when nothing failed and every name in `require` passed."""
+
+    path: str
+    kind: Literal["junit"] = "junit"
+    require: tuple[str, ...] = ()
+    allow_skip: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogVerdict:
+    """Test statuses read by a named parser from the stored output of the step (None: the last verify step).
+
+    Passed when every id of fail_to_pass and of pass_to_pass passed; with both empty: when at least one test ran and
+    none failed.
+    """
+
+    parser: str
+    kind: Literal["log"] = "log"
+    step: str | None = None
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+
+
+Verdict = ExitCodeVerdict | RewardVerdict | JunitVerdict | LogVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. queue: accepted to first start. start: claim to running. total: from the first start, over all
+    attempts. grace: TERM to KILL.
+    """
+
+    queue: float = 86400.0
+    start: float = 120.0
+    total: float = 7200.0
+    grace: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRule:
+    """Files to keep: `path` is absolute, its last part may be a glob, `/**` takes the whole tree."""
+
+    path: str
+    max_bytes: int = 50 << 20
+    when: Literal["always", "passed", "failed"] = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """How many samples, and the seed from which sample i gets TRIAL_SEED = seed + i."""
+
+    count: int = 1
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudget:
+    """Extra attempts. infra failures and task failures have budgets apart. Seconds for the backoff."""
+
+    infra_max: int = 3
+    task_max: int = 0
+    initial_seconds: float = 1.0
+    factor: float = 2.0
+    cap_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One unit of work. `digest` covers all that decides the result, so not key, labels and priority."""
+
+    key: str
+    image: str
+    steps: tuple[Step, ...]
+    kind: Literal["run"] = "run"
+    runtime: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    resources: Resources = Resources()
+    workdir: str = "/workspace"
+    env: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    timeouts: Timeouts = Timeouts()
+    artifacts: tuple[ArtifactRule, ...] = ()
+    verdict: Verdict = ExitCodeVerdict()
+    trials: TrialPlan = TrialPlan()
+    retry: RetryBudget = RetryBudget()
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` over the canonical JSON of everything but key, labels and priority."""
+        body = {k: v for k, v in self.to_json().items() if k not in {"key", "labels", "priority"}}
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain JSON values, as stored in `jobs.spec`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "JobSpec":
+        """Read what `to_json` wrote. Raises KeyError or TypeError on anything else."""
+        rest = dict(value)
+        return cls(
+            steps=tuple(_step(step) for step in rest.pop("steps")),
+            resources=Resources(**rest.pop("resources")),
+            inputs=tuple(Input(**item) for item in rest.pop("inputs")),
+            timeouts=Timeouts(**rest.pop("timeouts")),
+            artifacts=tuple(ArtifactRule(**item) for item in rest.pop("artifacts")),
+            verdict=_verdict(rest.pop("verdict")),
+            trials=TrialPlan(**rest.pop("trials")),
+            retry=RetryBudget(**rest.pop("retry")),
+            **rest,
+        )
+
+
+def _step(value: Mapping[str, Any]) -> Step:
+    rest = dict(value)
+    patch = rest.pop("patch")
+    argv = rest.pop("argv")
+    return Step(
+        role=StepRole(rest.pop("role")),
+        patch=None if patch is None else PatchStep(**patch),
+        argv=None if argv is None else tuple(argv),
+        **rest,
+    )
+
+
+def _verdict(value: Mapping[str, Any]) -> Verdict:
+    # JSON has lists where the value has tuples.
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    match fields["kind"]:
+        case "exit_code":
+            return ExitCodeVerdict(**fields)
+        case "reward":
+            return RewardVerdict(**fields)
+        case "junit":
+            return JunitVerdict(**fields)
+        case _:
+            return LogVerdict(**fields)
