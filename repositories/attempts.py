@@ -1,0 +1,240 @@
+"""SQL of one attempt on the worker. Every write is fenced: 0 rows means that the writer is a ghost and must stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from models.states import LIVE_ATTEMPT_STATES, sql_list
+from repositories.base import SqlRepository
+
+__all__ = ["ArtifactRow", "AttemptEnd", "AttemptRepository", "ClaimedAttempt", "sandbox_name"]
+
+_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
+_LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
+
+# One statement, one commit: the claim, and the sandbox that is about to be made. A sandbox is in the table before
+# the runtime hears of it, so none is ever forgotten.
+_CLAIM = """
+WITH claimed AS (
+  UPDATE attempts a
+  SET state = 'starting', phase = 'create', session_id = %(session_id)s, claimed_at = clock_timestamp()
+  WHERE a.trial_id = %(trial_id)s AND a.fence = %(fence)s AND a.state = 'dispatched' AND a.node_id = %(node_id)s
+    AND EXISTS (SELECT 1 FROM worker_sessions s WHERE s.id = %(session_id)s AND s.ended_at IS NULL
+                AND s.lease_until > clock_timestamp())
+  RETURNING a.*
+), boxed AS (
+  INSERT INTO sandboxes (name, trial_id, fence, tenant_id, node_id, runtime, image)
+  SELECT %(sandbox)s, c.trial_id, c.fence, c.tenant_id, c.node_id, t.runtime, j.spec ->> 'image'
+  FROM claimed c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
+)
+"""
+
+_CLAIMED = """
+SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, t.seed, t.runtime, t.desired,
+       t.cancel_mode, t.infra_losses, t.task_retries, t.job_id, t.batch_id, j.key AS job_key, j.spec,
+       extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds
+FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
+"""
+
+_CLAIM_NOW = _CLAIM + _CLAIMED.format(source="claimed")
+_CLAIM_LOOKUP = (
+    _CLAIMED.format(source="attempts")
+    + f"WHERE c.{_MINE.replace(' AND ', ' AND c.')} AND c.state = 'starting'"
+)
+
+_RUNNING = f"""
+WITH mine AS (
+  UPDATE attempts SET state = 'running', phase = %(phase)s, started_at = clock_timestamp()
+  WHERE {_MINE} AND state = 'starting' RETURNING trial_id
+), first AS (
+  UPDATE trials t SET started_at = clock_timestamp(),
+                      total_deadline = clock_timestamp() + make_interval(secs => %(total)s)
+  FROM mine m WHERE t.id = m.trial_id AND t.started_at IS NULL
+), box AS (
+  UPDATE sandboxes SET state = 'running' FROM mine WHERE name = %(sandbox)s
+)
+SELECT 1 FROM mine
+"""
+
+_PHASE = f"""
+UPDATE attempts SET phase = %(phase)s WHERE {_MINE} AND {_LIVE}
+"""
+
+_COLLECTING = f"""
+UPDATE attempts SET state = 'collecting', phase = 'collect'
+WHERE {_MINE} AND state IN ('running', 'stopping')
+"""
+
+_STOPPING = f"""
+WITH mine AS (
+  UPDATE attempts SET state = 'stopping', phase = 'stop' WHERE {_MINE} AND state = 'running' RETURNING trial_id, fence
+)
+UPDATE trials t SET state = 'cancelling', state_reason = 'cancel'
+FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state = 'running' AND t.desired = 'cancel'
+"""
+
+_FINISH = f"""
+WITH mine AS (
+  UPDATE attempts SET state = 'finished', phase = NULL, outcome = %(outcome)s, failure = %(failure)s::jsonb,
+         steps = %(steps)s::jsonb, grade = %(grade)s::jsonb, usage = %(usage)s::jsonb, finished_at = clock_timestamp()
+  WHERE {_MINE} AND state IN ('starting', 'running', 'stopping', 'collecting')
+  RETURNING trial_id, fence
+), box AS (
+  UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reason = %(end_reason)s
+  FROM mine WHERE name = %(sandbox)s
+), head AS (
+  INSERT INTO log_heads (trial_id, fence, next_seq, bytes, truncated_bytes, closed)
+  SELECT trial_id, fence, %(next_seq)s, %(log_bytes)s, %(truncated_bytes)s, true FROM mine
+  ON CONFLICT (trial_id, fence) DO UPDATE SET next_seq = excluded.next_seq, bytes = excluded.bytes,
+    truncated_bytes = excluded.truncated_bytes, closed = true
+)
+UPDATE trials t SET
+  state = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN 'finished' ELSE 'retry_wait' END,
+  state_reason = %(reason)s,
+  outcome = CASE WHEN %(retry_seconds)s::float8 IS NULL THEN %(outcome)s WHEN t.desired = 'cancel' THEN 'cancelled' END,
+  failure = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN %(failure)s::jsonb END,
+  rewards = %(rewards)s::jsonb,
+  run_at = clock_timestamp() + make_interval(secs => %(retry_seconds)s),
+  infra_losses = infra_losses + %(infra_loss)s, task_retries = task_retries + %(task_retry)s,
+  finished_at = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN clock_timestamp() END
+FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state IN ('running', 'cancelling')
+"""
+
+_ARTIFACT = """
+INSERT INTO artifacts (trial_id, fence, path, tenant_id, digest, size_bytes)
+SELECT %(trial_id)s, %(fence)s, a.path, %(tenant_id)s, a.digest, a.size
+FROM unnest(%(paths)s::text[], %(digests)s::text[], %(sizes)s::bigint[]) AS a(path, digest, size)
+ON CONFLICT (trial_id, fence, path) DO NOTHING
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedAttempt:
+    """All that a worker needs to run one attempt. total_left_seconds: None before the first start."""
+
+    attempt_id: UUID
+    trial_id: UUID
+    fence: int
+    number: int
+    tenant_id: int
+    index: int
+    seed: int | None
+    runtime: str
+    desired: str
+    cancel_mode: str | None
+    infra_losses: int
+    task_retries: int
+    job_id: UUID
+    batch_id: UUID
+    job_key: str
+    spec: dict[str, Any]
+    total_left_seconds: float | None
+
+    @property
+    def sandbox_name(self) -> str:
+        """The deterministic name by which the sandbox is found again."""
+        return sandbox_name(self.trial_id, self.fence)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRow:
+    """A collected file. digest: `sha256:<hex>`."""
+
+    path: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """The end of an attempt and what becomes of its trial. JSON fields are texts.
+
+    retry_seconds None: the trial is finished; else it waits so long for its next attempt.
+    """
+
+    outcome: str
+    reason: str
+    end_reason: str
+    failure: str | None
+    steps: str
+    grade: str | None
+    usage: str
+    rewards: str | None
+    next_seq: int
+    log_bytes: int
+    truncated_bytes: int
+    retry_seconds: float | None = None
+    infra_loss: int = 0
+    task_retry: int = 0
+
+
+def sandbox_name(trial_id: UUID, fence: int) -> str:
+    """Name the sandbox of one attempt: `sm-<trial>-<fence>`."""
+    return f"sm-{trial_id}-{fence}"
+
+
+class AttemptRepository(SqlRepository):
+    """Claims, progress and end, each for one (trial, fence, session)."""
+
+    def claim(self, trial_id: UUID, fence: int, *, session_id: UUID, node_id: UUID) -> ClaimedAttempt | None:
+        """Take a dispatched attempt; None if it is a duplicate, stale or recalled bell."""
+        row = self._row(
+            _CLAIM_NOW,
+            {
+                "trial_id": trial_id,
+                "fence": fence,
+                "session_id": session_id,
+                "node_id": node_id,
+                "sandbox": sandbox_name(trial_id, fence),
+            },
+        )
+        return None if row is None else ClaimedAttempt(**row)
+
+    def find_claimed(self, trial_id: UUID, fence: int, *, session_id: UUID) -> ClaimedAttempt | None:
+        """Ask whether a claim whose reply was lost did commit."""
+        row = self._row(_CLAIM_LOOKUP, {"trial_id": trial_id, "fence": fence, "session_id": session_id})
+        return None if row is None else ClaimedAttempt(**row)
+
+    def mark_running(
+        self, attempt: ClaimedAttempt, session_id: UUID, *, phase: str, total_seconds: float
+    ) -> bool:
+        """The sandbox answers. Starts the total deadline at the first start. False: fenced off."""
+        parameters = {**_key(attempt, session_id), "phase": phase, "total": total_seconds}
+        return bool(self._rows(_RUNNING, {**parameters, "sandbox": attempt.sandbox_name}))
+
+    def mark_phase(self, attempt: ClaimedAttempt, session_id: UUID, phase: str) -> bool:
+        """Say what the attempt does now. False: fenced off."""
+        return self._count(_PHASE, {**_key(attempt, session_id), "phase": phase}) == 1
+
+    def mark_collecting(self, attempt: ClaimedAttempt, session_id: UUID) -> bool:
+        """Steps are over, files are being kept. False: fenced off."""
+        return self._count(_COLLECTING, _key(attempt, session_id)) == 1
+
+    def mark_stopping(self, attempt: ClaimedAttempt, session_id: UUID) -> None:
+        """A cancel has reached the worker."""
+        self._count(_STOPPING, _key(attempt, session_id))
+
+    def finish(self, attempt: ClaimedAttempt, session_id: UUID, end: AttemptEnd) -> bool:
+        """Write the end of the attempt and the trial's next state together. False: fenced off."""
+        parameters = {field: getattr(end, field) for field in AttemptEnd.__slots__}
+        parameters |= {**_key(attempt, session_id), "sandbox": attempt.sandbox_name}
+        return self._count(_FINISH, parameters) == 1
+
+    def add_artifacts(self, attempt: ClaimedAttempt, rows: Sequence[ArtifactRow]) -> None:
+        """Note collected files."""
+        self._count(
+            _ARTIFACT,
+            {
+                "trial_id": attempt.trial_id,
+                "fence": attempt.fence,
+                "tenant_id": attempt.tenant_id,
+                "paths": [row.path for row in rows],
+                "digests": [row.digest for row in rows],
+                "sizes": [row.size_bytes for row in rows],
+            },
+        )
+
+
+def _key(attempt: ClaimedAttempt, session_id: UUID) -> dict[str, Any]:
+    return {"trial_id": attempt.trial_id, "fence": attempt.fence, "session_id": session_id}

@@ -1,0 +1,305 @@
+"""SQL of the scheduler. All of it runs under the dispatch lock; nothing here decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from models.states import LIVE_ATTEMPT_STATES, sql_list
+from repositories.base import SqlRepository
+
+__all__ = ["Bell", "DispatchRepository", "LostAttempt", "NodeRoom", "QueuedTrial"]
+
+_DISPATCH_LOCK = 0x5A4D_0002
+_LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
+
+_LOCK = "SELECT pg_advisory_xact_lock(%(lock)s)"
+
+_NODES = f"""
+WITH usage AS (
+  SELECT node_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory
+  FROM attempts WHERE {_LIVE} GROUP BY node_id
+)
+SELECT n.id, n.runtimes, n.slots - coalesce(u.n, 0) AS free_slots,
+       n.cpu_millicores, n.memory_bytes,
+       n.cpu_millicores - coalesce(u.cpu, 0) AS free_cpu_millicores,
+       n.memory_bytes - coalesce(u.memory, 0) AS free_memory_bytes
+FROM nodes n LEFT JOIN usage u ON u.node_id = n.id
+WHERE n.cordoned_at IS NULL AND EXISTS (
+  SELECT 1 FROM worker_sessions s
+  WHERE s.node_id = n.id AND s.ended_at IS NULL AND NOT s.draining AND s.lease_until > clock_timestamp())
+ORDER BY n.id
+"""
+
+# Weighted dominant-resource fair share as progressive filling (queue-design 2.7): the cost follows tenants with work
+# and free slots, not the depth of the queue.
+_PICK = f"""
+WITH RECURSIVE active(tenant_id) AS (
+  (SELECT tenant_id FROM trials WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT t.tenant_id FROM trials t WHERE t.state = 'queued' AND t.tenant_id > a.tenant_id
+          ORDER BY t.tenant_id LIMIT 1)
+  FROM active a WHERE a.tenant_id IS NOT NULL
+), usage AS MATERIALIZED (
+  SELECT tenant_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory
+  FROM attempts WHERE {_LIVE} GROUP BY tenant_id
+), eligible AS MATERIALIZED (
+  SELECT t.id AS tenant_id, t.weight, coalesce(u.cpu, 0) AS cpu, coalesce(u.memory, 0) AS memory,
+         least(t.max_running - coalesce(u.n, 0), %(slots)s,
+               greatest(4, 4 * %(slots)s / (SELECT count(*) FROM active)))::int AS room,
+         greatest(coalesce(u.cpu, 0) / %(capacity_cpu)s::float8,
+                  coalesce(u.memory, 0) / %(capacity_memory)s::float8) / t.weight AS share
+  FROM active a JOIN tenants t ON t.id = a.tenant_id LEFT JOIN usage u ON u.tenant_id = t.id
+  WHERE t.paused_at IS NULL AND t.max_running > coalesce(u.n, 0)
+  ORDER BY share, t.id LIMIT %(slots)s
+), candidates AS (
+  SELECT e.tenant_id, q.*, greatest(
+      (e.cpu + coalesce(sum(q.cpu_millicores) OVER w, 0)) / %(capacity_cpu)s::float8,
+      (e.memory + coalesce(sum(q.memory_bytes) OVER w, 0)) / %(capacity_memory)s::float8) / e.weight AS tag
+  FROM eligible e CROSS JOIN LATERAL (
+    SELECT id, priority, seq, runtime, cpu_millicores, memory_bytes FROM trials
+    WHERE tenant_id = e.tenant_id AND state = 'queued' AND desired = 'run' AND runtime = ANY(%(runtimes)s)
+      AND cpu_millicores <= %(max_cpu)s AND memory_bytes <= %(max_memory)s
+    ORDER BY priority DESC, seq LIMIT e.room) q
+  WINDOW w AS (PARTITION BY e.tenant_id ORDER BY q.priority DESC, q.seq
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+)
+SELECT id, runtime, cpu_millicores, memory_bytes FROM candidates ORDER BY tag, tenant_id, seq LIMIT %(slots)s
+"""
+
+_DISPATCH = """
+WITH chosen AS (
+  SELECT * FROM unnest(%(trials)s::uuid[], %(nodes)s::uuid[], %(attempts)s::uuid[]) AS c(trial_id, node_id, attempt_id)
+), started AS (
+  UPDATE trials t SET state = 'running', state_reason = NULL, fence = fence + 1, attempts_used = attempts_used + 1
+  FROM chosen c WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
+  RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.cpu_millicores, t.memory_bytes, c.node_id, c.attempt_id
+)
+INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, cpu_millicores, memory_bytes,
+                      start_deadline, last_rung_at)
+SELECT id, fence, attempt_id, attempts_used, tenant_id, node_id, cpu_millicores, memory_bytes,
+       clock_timestamp() + make_interval(secs => %(claim_timeout)s), clock_timestamp()
+FROM started
+RETURNING trial_id, fence, node_id
+"""
+
+_RING_AGAIN = """
+UPDATE attempts SET last_rung_at = clock_timestamp()
+WHERE state = 'dispatched' AND last_rung_at < clock_timestamp() - make_interval(secs => %(age)s)
+  AND start_deadline > clock_timestamp()
+RETURNING trial_id, fence, node_id
+"""
+
+# The trial keeps its seq, so it goes back to the head of its queue; no attempt is used up.
+_RECALL = """
+WITH recalled AS (
+  UPDATE attempts SET state = 'never_started', finished_at = clock_timestamp()
+  WHERE state = 'dispatched' AND start_deadline < clock_timestamp()
+  RETURNING trial_id, fence
+)
+UPDATE trials t SET state = 'queued', state_reason = 'never_started', attempts_used = attempts_used - 1,
+                    queued_at = clock_timestamp()
+FROM recalled r WHERE t.id = r.trial_id AND t.fence = r.fence AND t.state = 'running'
+"""
+
+_END_LAPSED_SESSIONS = """
+UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'lease_lapsed'
+WHERE ended_at IS NULL AND lease_until + make_interval(secs => %(grace)s) < clock_timestamp()
+RETURNING id, node_id
+"""
+
+_LOSE_ATTEMPTS = f"""
+WITH lost AS (
+  UPDATE attempts a SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s
+  FROM worker_sessions s
+  WHERE a.session_id = s.id AND s.ended_at IS NOT NULL AND a.{_LIVE}
+  RETURNING a.trial_id, a.fence
+), removed AS (
+  UPDATE sandboxes b SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'node_lost'
+  FROM lost l WHERE b.trial_id = l.trial_id AND b.fence = l.fence AND b.state <> 'removed'
+)
+SELECT t.id AS trial_id, t.fence, t.desired, t.infra_losses, t.task_retries, j.spec -> 'retry' AS retry
+FROM lost l JOIN trials t ON t.id = l.trial_id AND t.fence = l.fence JOIN jobs j ON j.id = t.job_id
+WHERE t.state IN ('running', 'cancelling')
+"""
+
+_REQUEUE_LOST = """
+UPDATE trials SET state = 'queued', state_reason = 'node_lost', infra_losses = infra_losses + 1,
+                  queued_at = clock_timestamp()
+WHERE id = %(trial_id)s AND fence = %(fence)s AND state = 'running'
+"""
+
+_FINISH_LOST = """
+UPDATE trials SET state = 'finished', state_reason = %(reason)s, outcome = %(outcome)s, failure = %(failure)s,
+                  infra_losses = infra_losses + 1, finished_at = clock_timestamp()
+WHERE id = %(trial_id)s AND fence = %(fence)s AND state IN ('running', 'cancelling')
+"""
+
+_PROMOTE_DUE = """
+UPDATE trials SET state = 'queued', run_at = NULL, queued_at = clock_timestamp()
+WHERE id IN (SELECT id FROM trials WHERE state = 'retry_wait' AND desired = 'run' AND run_at <= clock_timestamp()
+             ORDER BY run_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+"""
+
+# queue_deadline counts until the first start only; total_deadline is set by that start.
+_EXPIRE = """
+UPDATE trials SET state = 'finished', outcome = 'error', finished_at = clock_timestamp(),
+  state_reason = CASE WHEN total_deadline <= clock_timestamp() THEN 'total_timeout' ELSE 'queue_timeout' END,
+  failure = CASE WHEN total_deadline <= clock_timestamp() THEN %(total)s::jsonb ELSE %(queue)s::jsonb END
+WHERE id IN (
+  SELECT id FROM trials
+  WHERE state IN ('blocked', 'queued', 'retry_wait') AND deadline <= clock_timestamp()
+    AND (started_at IS NULL OR total_deadline <= clock_timestamp())
+  ORDER BY deadline LIMIT 1000 FOR UPDATE SKIP LOCKED)
+"""
+
+# Catches the trial that went back to the queue while its cancel was being written.
+_CANCEL_WAITING = """
+UPDATE trials SET state = 'finished', outcome = 'cancelled', state_reason = 'cancelled', failure = %(failure)s,
+                  finished_at = clock_timestamp()
+WHERE state IN ('blocked', 'queued', 'retry_wait') AND desired = 'cancel'
+"""
+
+_FINISH_BATCHES = """
+UPDATE batches b SET state = 'finished', finished_at = clock_timestamp()
+WHERE b.state = 'running' AND NOT EXISTS (SELECT 1 FROM trials t WHERE t.batch_id = b.id AND t.state <> 'finished')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """A node that takes work, and what is free on it."""
+
+    id: UUID
+    runtimes: frozenset[str]
+    free_slots: int
+    cpu_millicores: int
+    memory_bytes: int
+    free_cpu_millicores: int
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTrial:
+    """A trial whose turn it is."""
+
+    id: UUID
+    runtime: str
+    cpu_millicores: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """What goes over the broker: which attempt waits on which node, and nothing else."""
+
+    trial_id: UUID
+    fence: int
+    node_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """A trial whose attempt died with its worker."""
+
+    trial_id: UUID
+    fence: int
+    desired: str
+    infra_losses: int
+    task_retries: int
+    retry: dict[str, Any]
+
+
+class DispatchRepository(SqlRepository):
+    """Statements that admit, place, ring, recall and reap."""
+
+    def lock(self) -> None:
+        """Wait for the dispatch lock, held until the end of the transaction.
+
+        Must be the first statement: the next one then takes a snapshot in which all of the previous holder's work
+        is seen (READ COMMITTED). Lock and count in one statement would count from a snapshot older than the lock.
+        """
+        self._connection.exec_driver_sql(_LOCK, {"lock": _DISPATCH_LOCK})
+
+    def nodes(self) -> list[NodeRoom]:
+        """All nodes with a live session, with what is free on each."""
+        return [NodeRoom(**{**row, "runtimes": frozenset(row["runtimes"])}) for row in self._rows(_NODES)]
+
+    def pick(self, nodes: Sequence[NodeRoom], *, slots: int) -> list[QueuedTrial]:
+        """Choose at most `slots` trials by fair share, of those that fit on at least one node."""
+        rows = self._rows(
+            _PICK,
+            {
+                "slots": slots,
+                "capacity_cpu": sum(node.cpu_millicores for node in nodes),
+                "capacity_memory": sum(node.memory_bytes for node in nodes),
+                "max_cpu": max(node.free_cpu_millicores for node in nodes),
+                "max_memory": max(node.free_memory_bytes for node in nodes),
+                "runtimes": sorted({name for node in nodes for name in node.runtimes}),
+            },
+        )
+        return [QueuedTrial(**row) for row in rows]
+
+    def dispatch(
+        self, placed: Sequence[tuple[UUID, UUID, UUID]], *, claim_timeout_seconds: float
+    ) -> list[Bell]:
+        """Start attempts. placed: (trial, node, new attempt id). Gives those that were still queued."""
+        rows = self._rows(
+            _DISPATCH,
+            {
+                "trials": [trial for trial, _, _ in placed],
+                "nodes": [node for _, node, _ in placed],
+                "attempts": [attempt for _, _, attempt in placed],
+                "claim_timeout": claim_timeout_seconds,
+            },
+        )
+        return [Bell(**row) for row in rows]
+
+    def ring_again(self, *, age_seconds: float) -> list[Bell]:
+        """Bells that nobody answered for so long."""
+        return [Bell(**row) for row in self._rows(_RING_AGAIN, {"age": age_seconds})]
+
+    def recall_unclaimed(self) -> int:
+        """Put trials back whose attempt nobody claimed in time."""
+        return self._count(_RECALL)
+
+    def end_lapsed_sessions(self, *, grace_seconds: float) -> int:
+        """End sessions whose lease ran out so long ago; gives how many."""
+        return self._count(_END_LAPSED_SESSIONS, {"grace": grace_seconds})
+
+    def lose_attempts(self, failure: str) -> list[LostAttempt]:
+        """Mark live attempts of ended sessions as lost. failure: JSON text."""
+        return [LostAttempt(**row) for row in self._rows(_LOSE_ATTEMPTS, {"failure": failure})]
+
+    def requeue_lost(self, lost: LostAttempt) -> int:
+        """Give the trial its next try."""
+        return self._count(_REQUEUE_LOST, {"trial_id": lost.trial_id, "fence": lost.fence})
+
+    def finish_lost(self, lost: LostAttempt, *, outcome: str, reason: str, failure: str) -> int:
+        """End the trial. failure: JSON text."""
+        return self._count(
+            _FINISH_LOST,
+            {
+                "trial_id": lost.trial_id,
+                "fence": lost.fence,
+                "outcome": outcome,
+                "reason": reason,
+                "failure": failure,
+            },
+        )
+
+    def promote_due(self) -> int:
+        """Queue trials whose backoff is over."""
+        return self._count(_PROMOTE_DUE)
+
+    def expire(self, *, queue_failure: str, total_failure: str) -> int:
+        """End waiting trials past their deadline. Failures: JSON texts."""
+        return self._count(_EXPIRE, {"queue": queue_failure, "total": total_failure})
+
+    def cancel_waiting(self, failure: str) -> int:
+        """End waiting trials that are to be cancelled. failure: JSON text."""
+        return self._count(_CANCEL_WAITING, {"failure": failure})
+
+    def finish_batches(self) -> int:
+        """Close batches whose last trial is finished."""
+        return self._count(_FINISH_BATCHES)

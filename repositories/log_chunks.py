@@ -1,0 +1,60 @@
+"""SQL of log chunks on the worker's side: append and read back for the verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from repositories.base import SqlRepository
+
+__all__ = ["Chunk", "LogChunkRepository"]
+
+_APPEND = """
+INSERT INTO log_chunks (trial_id, fence, seq, step, stream, at, bytes)
+SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(seqs)s::int[], %(steps)s::text[], %(streams)s::text[],
+                     %(ats)s::timestamptz[], %(bytes)s::bytea[])
+ON CONFLICT (trial_id, fence, seq) DO NOTHING
+"""
+
+_READ_STEP = """
+SELECT bytes FROM log_chunks
+WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND step = %(step)s ORDER BY seq
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of output of one stream. attempt_id names the channel of live readers."""
+
+    attempt_id: UUID
+    trial_id: UUID
+    fence: int
+    seq: int
+    step: str
+    stream: str
+    at: datetime
+    data: bytes
+
+
+class LogChunkRepository(SqlRepository):
+    """Chunks by (trial, fence, seq)."""
+
+    def append(self, chunks: Sequence[Chunk]) -> None:
+        """Store chunks of any attempts in one statement; a chunk that is there already stays."""
+        self._count(
+            _APPEND,
+            {
+                "trials": [c.trial_id for c in chunks],
+                "fences": [c.fence for c in chunks],
+                "seqs": [c.seq for c in chunks],
+                "steps": [c.step for c in chunks],
+                "streams": [c.stream for c in chunks],
+                "ats": [c.at for c in chunks],
+                "bytes": [c.data for c in chunks],
+            },
+        )
+
+    def read_step(self, trial_id: UUID, fence: int, step: str) -> bytes:
+        """All stored output of one step, both streams in their one order."""
+        rows = self._rows(_READ_STEP, {"trial_id": trial_id, "fence": fence, "step": step})
+        return b"".join(row["bytes"] for row in rows)

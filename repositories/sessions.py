@@ -1,0 +1,158 @@
+"""SQL of nodes and worker sessions: the leases."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from models.states import LIVE_ATTEMPT_STATES, sql_list
+from repositories.base import SqlRepository
+
+__all__ = ["HeldAttempt", "SessionRepository"]
+
+_LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
+
+_UPSERT_NODE = """
+INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots)
+VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s)
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, runtimes = excluded.runtimes, slots = excluded.slots,
+  cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes
+"""
+
+_SUPERSEDE = """
+UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'superseded'
+WHERE node_id = %(node_id)s AND ended_at IS NULL
+"""
+
+_OPEN = """
+INSERT INTO worker_sessions (id, node_id, pid, version, lease_until)
+VALUES (%(id)s, %(node_id)s, %(pid)s, %(version)s, clock_timestamp() + make_interval(secs => %(lease)s))
+"""
+
+# A lapsed lease is never revived: whoever let it lapse has lost its attempts and opens a new session.
+_RENEW = """
+UPDATE worker_sessions
+SET lease_until = clock_timestamp() + make_interval(secs => %(lease)s), beat_at = clock_timestamp()
+WHERE id = %(id)s AND ended_at IS NULL AND lease_until > clock_timestamp()
+"""
+
+_HELD = f"""
+SELECT a.trial_id, a.fence, t.desired, t.cancel_mode
+FROM attempts a JOIN trials t ON t.id = a.trial_id
+WHERE a.session_id = %(id)s AND a.{_LIVE}
+"""
+
+_UNCLAIMED = """
+SELECT trial_id, fence FROM attempts
+WHERE node_id = %(node_id)s AND state = 'dispatched' AND start_deadline > clock_timestamp()
+ORDER BY created_at LIMIT %(limit)s
+"""
+
+_DRAIN = "UPDATE worker_sessions SET draining = true WHERE id = %(id)s AND ended_at IS NULL"
+
+_END = """
+UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = %(reason)s
+WHERE id = %(id)s AND ended_at IS NULL
+"""
+
+
+# The session lives on, so the reaper would never look at this attempt: mark it lost and send its trial back.
+_DISOWN = f"""
+WITH lost AS (
+  UPDATE attempts SET state = 'lost', outcome = 'error', finished_at = clock_timestamp(), failure = %(failure)s::jsonb
+  WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(id)s AND {_LIVE} AND state <> 'dispatched'
+  RETURNING trial_id, fence
+)
+UPDATE trials t SET
+  state = CASE WHEN t.state = 'cancelling' THEN 'finished' ELSE 'queued' END,
+  outcome = CASE WHEN t.state = 'cancelling' THEN 'cancelled' END,
+  finished_at = CASE WHEN t.state = 'cancelling' THEN clock_timestamp() END,
+  state_reason = 'orphaned', infra_losses = infra_losses + 1, queued_at = clock_timestamp()
+FROM lost l WHERE t.id = l.trial_id AND t.fence = l.fence AND t.state IN ('running', 'cancelling')
+"""
+
+_ORPHANED = json.dumps(
+    {
+        "class": "infra",
+        "code": "orphaned",
+        "message": "its worker did not run this attempt",
+        "retryable": True,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAttempt:
+    """An attempt this session owns in the database's view, with the user's wish."""
+
+    trial_id: UUID
+    fence: int
+    desired: str
+    cancel_mode: str | None
+
+
+class SessionRepository(SqlRepository):
+    """Statements of one worker about itself."""
+
+    def open(
+        self,
+        session_id: UUID,
+        node_id: UUID,
+        *,
+        name: str,
+        runtimes: Sequence[str],
+        cpu_millicores: int,
+        memory_bytes: int,
+        slots: int,
+        pid: int,
+        version: str,
+        lease_seconds: float,
+    ) -> None:
+        """Register the node, end whatever session it had, open this one."""
+        self._count(
+            _UPSERT_NODE,
+            {
+                "id": node_id,
+                "name": name,
+                "runtimes": list(runtimes),
+                "cpu": cpu_millicores,
+                "memory": memory_bytes,
+                "slots": slots,
+            },
+        )
+        self._count(_SUPERSEDE, {"node_id": node_id})
+        self._count(
+            _OPEN,
+            {"id": session_id, "node_id": node_id, "pid": pid, "version": version, "lease": lease_seconds},
+        )
+
+    def renew(self, session_id: UUID, *, lease_seconds: float) -> bool:
+        """Extend the lease. False: it has lapsed or was ended; all its attempts are lost."""
+        return self._count(_RENEW, {"id": session_id, "lease": lease_seconds}) == 1
+
+    def held(self, session_id: UUID) -> list[HeldAttempt]:
+        """All live attempts of this session."""
+        return [HeldAttempt(**row) for row in self._rows(_HELD, {"id": session_id})]
+
+    def disown(self, attempt: HeldAttempt, session_id: UUID) -> bool:
+        """Mark an attempt as lost that this session owns but does not run."""
+        parameters = {
+            "trial_id": attempt.trial_id,
+            "fence": attempt.fence,
+            "id": session_id,
+            "failure": _ORPHANED,
+        }
+        return self._count(_DISOWN, parameters) == 1
+
+    def unclaimed(self, node_id: UUID, *, limit: int) -> list[tuple[UUID, int]]:
+        """Dispatched attempts that wait for this node: the way round a broker that is away."""
+        rows = self._rows(_UNCLAIMED, {"node_id": node_id, "limit": limit})
+        return [(row["trial_id"], row["fence"]) for row in rows]
+
+    def drain(self, session_id: UUID) -> None:
+        """Take no new attempts."""
+        self._count(_DRAIN, {"id": session_id})
+
+    def end(self, session_id: UUID, *, reason: str) -> None:
+        """Close the session; attempts it still holds are lost."""
+        self._count(_END, {"id": session_id, "reason": reason})

@@ -1,0 +1,91 @@
+"""SQL of tenants and their keys: the only repository that is not bound to a tenant."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from core.ids import new_id
+from repositories.base import SqlRepository
+
+__all__ = ["KeyRow", "TenantRepository"]
+
+_ENSURE = """
+INSERT INTO tenants (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
+"""
+
+_FIND = "SELECT id FROM tenants WHERE name = %(name)s"
+
+_ADD_KEY = """
+INSERT INTO api_keys (id, tenant_id, name, prefix, key_hash)
+VALUES (%(id)s, %(tenant_id)s, %(name)s, %(prefix)s, %(hash)s)
+ON CONFLICT (key_hash) DO NOTHING
+"""
+
+_KEYS = """
+SELECT k.id AS key_id, k.tenant_id, k.key_hash FROM api_keys k
+WHERE k.prefix = %(prefix)s AND k.revoked_at IS NULL
+"""
+
+_OWNER = "SELECT tenant_id FROM api_keys WHERE key_hash = %(hash)s AND revoked_at IS NULL"
+
+_REVOKE = """
+UPDATE api_keys SET revoked_at = clock_timestamp()
+WHERE id = %(id)s AND tenant_id = %(tenant_id)s AND revoked_at IS NULL
+"""
+
+_QUEUE_ROOM = """
+SELECT t.max_queued - (
+  SELECT count(*) FROM (
+    SELECT 1 FROM trials WHERE tenant_id = t.id AND state = 'queued' LIMIT t.max_queued) q) AS room
+FROM tenants t WHERE t.id = %(tenant_id)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A key that is not revoked. key_hash: SHA-256 of its text."""
+
+    key_id: UUID
+    tenant_id: int
+    key_hash: bytes
+
+
+class TenantRepository(SqlRepository):
+    """Tenants by name, keys by prefix."""
+
+    def ensure(self, name: str) -> int:
+        """Give the id of the tenant of this name, made if missing."""
+        self._count(_ENSURE, {"name": name})
+        row = self._row(_FIND, {"name": name})
+        if row is None:
+            message = f"tenant {name!r} vanished between two statements"
+            raise LookupError(message)
+        return int(row["id"])
+
+    def add_key(self, tenant_id: int, *, name: str, prefix: str, key_hash: bytes) -> bool:
+        """Store a key. False: it is there already, this tenant's or another's, live or revoked."""
+        parameters = {
+            "id": new_id(),
+            "tenant_id": tenant_id,
+            "name": name,
+            "prefix": prefix,
+            "hash": key_hash,
+        }
+        return self._count(_ADD_KEY, parameters) == 1
+
+    def keys(self, prefix: str) -> list[KeyRow]:
+        """All live keys with this prefix: none, one, or by rare chance more."""
+        return [KeyRow(**row) for row in self._rows(_KEYS, {"prefix": prefix})]
+
+    def key_owner(self, key_hash: bytes) -> int | None:
+        """Give the tenant of a live key."""
+        row = self._row(_OWNER, {"hash": key_hash})
+        return None if row is None else int(row["tenant_id"])
+
+    def revoke_key(self, tenant_id: int, key_id: UUID) -> bool:
+        """End a key. False: there is no such live key of this tenant."""
+        return self._count(_REVOKE, {"id": key_id, "tenant_id": tenant_id}) == 1
+
+    def queue_room(self, tenant_id: int) -> int:
+        """How many more trials of this tenant may be queued."""
+        row = self._row(_QUEUE_ROOM, {"tenant_id": tenant_id})
+        return 0 if row is None else int(row["room"])

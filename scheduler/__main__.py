@@ -1,0 +1,16 @@
+"""`python -m scheduler`: runs the scheduler with the settings of the environment."""
+
+from core.config import Settings
+from core.logging import configure_logging
+from scheduler.process import Scheduler
+
+
+def main() -> None:
+    """Read the settings and run until told to stop."""
+    settings = Settings()
+    configure_logging(level=settings.log_level, style=settings.log_format)
+    Scheduler(settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Leadership by advisory lock. It is for efficiency: the dispatch lock is what keeps two leaders harmless."""
+
+import time
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from core.database import to_driver_url
+from core.logging import get_logger
+
+__all__ = ["Leadership"]
+
+_LEADER_LOCK = 0x5A4D_0003
+
+log = get_logger(__name__)
+
+
+class Leadership:
+    """Tries for the lock, and keeps proving that it still holds it. Used by one thread."""
+
+    def __init__(self, database_url: str) -> None:
+        """Hold a connection of its own: the lock lives and dies with it."""
+        self._engine = create_engine(
+            to_driver_url(database_url),
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args={
+                "application_name": "sandmill-leader",
+                "connect_timeout": 3,
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 2,
+                "tcp_user_timeout": 8000,
+                "options": "-c statement_timeout=3000",
+            },
+        )
+        self._connection: Connection | None = None
+        self.since: float | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this process leads."""
+        return self.since is not None
+
+    def try_or_check(self) -> None:
+        """Try to lead, or check that the connection that holds the lock is alive. Never raises."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            if self.held:
+                self._connection.exec_driver_sql("SELECT 1")
+                return
+            lock = {"lock": _LEADER_LOCK}
+            row = self._connection.exec_driver_sql("SELECT pg_try_advisory_lock(%(lock)s)", lock)
+            if row.scalar_one():
+                self.since = time.monotonic()
+                log.info("leadership_gained")
+        except SQLAlchemyError as error:
+            log.warning("leadership_check_failed", error=str(error).splitlines()[0])
+            self.release()
+
+    def release(self) -> None:
+        """Give the lock up by closing its connection."""
+        if self.held:
+            log.info("leadership_lost")
+        self.since = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()

@@ -1,0 +1,120 @@
+"""The scheduler process: wires the loops and runs them while it leads."""
+
+import signal
+import threading
+import time
+
+import redis
+
+from core.broker import create_celery
+from core.config import Settings
+from core.database import create_database_engine
+from core.logging import get_logger
+from scheduler.bells import CeleryBellRinger
+from scheduler.leader import Leadership
+from scheduler.loops import Loop
+from services.dispatch import Dispatcher, DispatchPolicy
+from services.reaping import Reaper
+from services.wake import SCHEDULER_CHANNEL
+
+__all__ = ["Scheduler"]
+
+log = get_logger(__name__)
+
+_FAILURES_TO_STEP_DOWN = 3
+
+
+class Scheduler:
+    """All loops of one scheduler. Run two or more: all but the leader wait."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects to nothing yet."""
+        self._settings = settings
+        self._engine = create_database_engine(
+            settings.database_url.get_secret_value(),
+            actor="scheduler",
+            pool_size=4,
+            statement_timeout_seconds=5.0,
+        )
+        redis_url = settings.redis_url.get_secret_value()
+        self._leadership = Leadership(settings.database_url.get_secret_value())
+        self._redis = redis.Redis.from_url(redis_url, socket_connect_timeout=3, health_check_interval=10)
+        policy = DispatchPolicy(
+            slots_per_tick=settings.dispatch_slots,
+            rering_seconds=settings.rering_seconds,
+            claim_timeout_seconds=settings.claim_timeout_seconds,
+        )
+        self._dispatcher = Dispatcher(self._engine, CeleryBellRinger(create_celery(redis_url)), policy)
+        self._reaper = Reaper(self._engine, lease_grace_seconds=settings.lease_grace_seconds)
+        self._stopping = threading.Event()
+        self._loops = self._build_loops()
+
+    def _build_loops(self) -> list[Loop]:
+        def led() -> bool:
+            return self._leadership.held
+
+        settings = self._settings
+        self._dispatch_loop = Loop(
+            "dispatch", self._dispatch, interval_seconds=settings.tick_seconds, enabled=led, gap_seconds=0.005
+        )
+        # Half the age at which a bell counts as lost, so that none waits much longer than that.
+        rering = settings.rering_seconds / 2
+        return [
+            self._dispatch_loop,
+            Loop("ring_again", self._ring_again, interval_seconds=rering, enabled=led),
+            Loop("reap", self._reap, interval_seconds=min(1.0, settings.lease_seconds / 3), enabled=led),
+            Loop("sweep", self._sweep, interval_seconds=2 * settings.tick_seconds, enabled=led),
+        ]
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stopping.set())
+        for loop in self._loops:
+            loop.start()
+        listener = threading.Thread(target=self._listen, name="wake", daemon=True)
+        listener.start()
+        log.info("scheduler_started")
+        while not self._stopping.is_set():
+            self._leadership.try_or_check()
+            if any(loop.failures >= _FAILURES_TO_STEP_DOWN for loop in self._loops):
+                self._leadership.release()
+            self._stopping.wait(1.0)
+        for loop in self._loops:
+            loop.stop()
+        self._leadership.release()
+        self._engine.dispose()
+        log.info("scheduler_stopped")
+
+    def _dispatch(self) -> bool:
+        return self._dispatcher.tick() > 0
+
+    def _ring_again(self) -> bool:
+        if self._dispatcher.ring_again():
+            self._dispatch_loop.wake()
+        return False
+
+    def _reap(self) -> bool:
+        since = self._leadership.since
+        # Sessions could not be renewed while the database was away: give them one lease before judging.
+        settled = since is not None and time.monotonic() - since > self._settings.lease_seconds
+        if self._reaper.reap(lapsed_sessions=settled):
+            self._dispatch_loop.wake()
+        return False
+
+    def _sweep(self) -> bool:
+        self._reaper.sweep()
+        return False
+
+    def _listen(self) -> None:
+        """Turn messages on the wake channel into ticks; without Redis the loops still run by the clock."""
+        while not self._stopping.is_set():
+            try:
+                with self._redis.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
+                    channel.subscribe(SCHEDULER_CHANNEL)
+                    while not self._stopping.is_set():
+                        if channel.get_message(timeout=1.0) is not None:
+                            self._dispatch_loop.wake()
+            except (redis.RedisError, OSError) as error:
+                log.warning("wake_channel_lost", error=str(error))
+                self._stopping.wait(1.0)

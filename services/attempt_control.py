@@ -1,0 +1,83 @@
+"""How the outside reaches an attempt under way: cancel, deadline, lost lease."""
+
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+__all__ = ["AttemptControl", "StopReason"]
+
+
+class StopReason(StrEnum):
+    """Why an attempt is to end before its steps are done."""
+
+    CANCEL = "cancel"
+    FORCE_CANCEL = "force_cancel"
+    SHUTDOWN = "shutdown"
+    DEADLINE = "deadline"
+    DISOWNED = "disowned"
+
+
+class AttemptControl:
+    """One per attempt, shared by the thread that runs it and those that watch it.
+
+    `stop` is set for a graceful end: the command gets TERM, then KILL after the grace. A kill removes the sandbox
+    from outside, which also works when execd does not listen any more.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing to stop."""
+        self.stop = threading.Event()
+        self.reason: StopReason | None = None
+        self._lock = threading.Lock()
+        self._kill: Callable[[], None] | None = None
+        self._killed = False
+        self._deadline: float | None = None
+
+    @property
+    def disowned(self) -> bool:
+        """Whether the attempt belongs to somebody else now, so that nothing may be written about it."""
+        return self.reason is StopReason.DISOWNED
+
+    @property
+    def killed(self) -> bool:
+        """Whether the sandbox was removed from outside."""
+        return self._killed
+
+    def arm(self, kill: Callable[[], None]) -> None:
+        """Say how to remove the sandbox; does so at once if a kill came before."""
+        with self._lock:
+            self._kill = kill
+            late = self._killed
+        if late:
+            kill()
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """Let `check_deadline` kill so many seconds from now; None: no more."""
+        with self._lock:
+            self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def request(self, reason: StopReason) -> None:
+        """Stop the attempt. A forced cancel, a deadline and a lost lease kill at once; the strongest reason stays."""
+        with self._lock:
+            if self.reason not in {StopReason.DISOWNED, reason}:
+                self.reason = reason
+        self.stop.set()
+        if reason in {StopReason.FORCE_CANCEL, StopReason.DEADLINE, StopReason.DISOWNED}:
+            self._kill_now()
+
+    def check_deadline(self) -> None:
+        """Kill the sandbox if its wall time is over."""
+        with self._lock:
+            over = self._deadline is not None and time.monotonic() > self._deadline
+            if over:
+                self._deadline = None
+        if over:
+            self.request(StopReason.DEADLINE)
+
+    def _kill_now(self) -> None:
+        with self._lock:
+            kill = None if self._killed else self._kill
+            self._killed = True
+        if kill is not None:
+            kill()

@@ -1,0 +1,393 @@
+"""One attempt from claim to end: sandbox, steps, verdict, and the fenced write of what became of it.
+
+No transaction is held across a call to the sandbox: the intent is written and committed, the call made, its result
+written. The sandbox is gone before the end of the attempt is committed.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from core.blobstore import BlobStore
+from core.errors import FailureClass, RunFailure, RuntimeUnavailableError
+from core.logging import get_logger
+from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from repositories.log_chunks import LogChunkRepository
+from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from services.attempt_control import AttemptControl, StopReason
+from services.attempt_steps import ArtifactCollector, SandboxTools, StepRunner
+from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
+from services.log_pump import LogPump, LogSummary, LogWriter
+from services.outcomes import Failure, Grade, Outcome, StepResult
+from services.retries import decide_retry
+from services.verdicts import grade, should_continue
+
+__all__ = ["AttemptRunner", "WorkerParts"]
+
+log = get_logger(__name__)
+
+Result = TypeVar("Result")
+
+_CANCELLED = Failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
+_SHUTDOWN = Failure(FailureClass.INFRA, "worker_shutdown", "the worker was stopped", retryable=True)
+
+
+class _DisownedError(Exception):
+    """The attempt belongs to somebody else: stop at once, write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What all attempts of a worker share. runtimes: by name, those this node offers. rng: for jitter."""
+
+    engine: Engine
+    runtimes: Mapping[str, Runtime]
+    blobs: BlobStore
+    logs: LogWriter
+    node_id: UUID
+    log_cap_bytes: int
+    rng: Random = field(default_factory=Random)
+
+
+class AttemptRunner:
+    """Runs attempts; one object for all threads of a worker."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        """parts: stay open as long as this object is used."""
+        self._parts = parts
+
+    def run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
+        """Run a claimed attempt to its end. Never raises: whatever happens becomes the attempt's failure."""
+        spec = _parse_spec(claimed.job_id, json.dumps(claimed.spec))
+        logs = self._parts.logs
+        pump = logs.open(
+            claimed.attempt_id, claimed.trial_id, claimed.fence, cap_bytes=self._parts.log_cap_bytes
+        )
+        run = _Run(self._parts, claimed, session_id, control=control, spec=spec, pump=pump)
+        try:
+            run.execute()
+        except _DisownedError:
+            log.warning("attempt_disowned", trial_id=str(claimed.trial_id), fence=claimed.fence)
+        except Exception:
+            log.exception("attempt_not_recorded", trial_id=str(claimed.trial_id), fence=claimed.fence)
+        finally:
+            logs.forget(claimed.attempt_id)
+
+
+@lru_cache(maxsize=64)
+def _parse_spec(_job_id: UUID, text: str) -> JobSpec:
+    """Parse once for the trials of a job, which tend to come together."""
+    return JobSpec.from_json(json.loads(text))
+
+
+class _Run:
+    """State of one attempt under way."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        claimed: ClaimedAttempt,
+        session_id: UUID,
+        *,
+        control: AttemptControl,
+        spec: JobSpec,
+        pump: LogPump,
+    ) -> None:
+        self._parts = parts
+        self._claimed = claimed
+        self._session_id = session_id
+        self._control = control
+        self._spec = spec
+        self._pump = pump
+        self._steps: list[StepResult] = []
+        self._stats = SandboxStats()
+        self._started = time.monotonic()
+        left = claimed.total_left_seconds
+        self._deadline = self._started + (spec.timeouts.total if left is None else left)
+        self._collector: ArtifactCollector | None = None
+
+    def execute(self) -> None:
+        """Run, then write the end."""
+        if self._claimed.desired == "cancel":
+            self._control.request(StopReason.CANCEL)
+        verdict = self._attempt()
+        if self._control.disowned:
+            raise _DisownedError
+        self._finish(verdict)
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _attempt(self) -> Grade:
+        """Give the verdict, or an error outcome that says why there is none."""
+        if self._control.stop.is_set():
+            return self._stopped()
+        try:
+            return self._in_sandbox()
+        except RunFailure as error:
+            if self._control.stop.is_set():
+                return self._stopped()
+            return _no_verdict(
+                Failure(error.failure_class, error.code, error.message, retryable=error.retryable)
+            )
+        except (_DisownedError, SQLAlchemyError):
+            raise
+        except Exception as error:
+            # Nobody can say whose fault it is, so it is ours: class infra, and the trial gets another try.
+            log.exception("attempt_failed", trial_id=str(self._claimed.trial_id), fence=self._claimed.fence)
+            return _no_verdict(
+                Failure(FailureClass.INFRA, "unknown", f"{type(error).__name__}: {error}", retryable=True)
+            )
+
+    def _stopped(self) -> Grade:
+        match self._control.reason:
+            case StopReason.SHUTDOWN:
+                return _no_verdict(_SHUTDOWN)
+            case StopReason.DEADLINE:
+                failure = Failure(
+                    FailureClass.INFRA,
+                    "execd_unreachable",
+                    "the sandbox did not end its step at the deadline and was killed from outside",
+                    timed_out=True,
+                    retryable=True,
+                )
+                return _no_verdict(failure)
+            case _:
+                return Grade(Outcome.CANCELLED, _CANCELLED)
+
+    def _in_sandbox(self) -> Grade:
+        claimed, spec = self._claimed, self._spec
+        runtime = self._parts.runtimes.get(claimed.runtime)
+        if runtime is None:
+            raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
+        handle = runtime.create(
+            self._sandbox_spec(), timeout_seconds=max(0.1, min(spec.timeouts.start, self._left()))
+        )
+        try:
+            self._control.arm(lambda: runtime.remove(handle))
+            return self._run_steps(runtime, handle)
+        finally:
+            # After this nothing of the attempt runs any more, whatever is written next.
+            self._stats = _read_stats(runtime, handle)
+            runtime.remove(handle)
+
+    def _sandbox_spec(self) -> SandboxSpec:
+        resources = self._spec.resources
+        claimed = self._claimed
+        return SandboxSpec(
+            name=claimed.sandbox_name,
+            image=self._spec.image,
+            limits=ResourceLimits(
+                cpu_millicores=resources.cpu_millicores,
+                memory_bytes=resources.memory_bytes,
+                disk_bytes=resources.disk_bytes,
+                pids=resources.pids,
+            ),
+            env=self._environment(),
+            workdir=self._spec.workdir,
+            labels={
+                "sandmill.trial": str(claimed.trial_id),
+                "sandmill.fence": str(claimed.fence),
+                "sandmill.node": str(self._parts.node_id),
+                "sandmill.session": str(self._session_id),
+            },
+        )
+
+    def _environment(self) -> dict[str, str]:
+        env = {**self._spec.env, "TRIAL_INDEX": str(self._claimed.index)}
+        if self._claimed.seed is not None:
+            env["TRIAL_SEED"] = str(self._claimed.seed)
+        return env
+
+    def _run_steps(self, runtime: Runtime, handle: SandboxHandle) -> Grade:
+        client = runtime.executions(handle)
+        tools = SandboxTools(
+            client=client,
+            blobs=self._parts.blobs,
+            pump=self._pump,
+            control=self._control,
+            oom_kills=lambda: runtime.stats(handle).oom_kills,
+        )
+        runner = StepRunner(self._spec, tools, env=self._environment(), left=self._left)
+        self._collector = ArtifactCollector(tools)
+        try:
+            runner.upload_inputs(None)
+            for number, step in enumerate(self._spec.steps):
+                self._enter_step(step.name, first=number == 0)
+                runner.upload_inputs(step.name)
+                result = runner.run(step)
+                self._steps.append(result)
+                if self._control.stop.is_set():
+                    return self._collect_after_stop()
+                if not should_continue(step, result, self._spec) or self._left() <= 0:
+                    break
+            return self._collect_and_grade(self._collector)
+        finally:
+            client.close()
+
+    def _enter_step(self, name: str, *, first: bool) -> None:
+        """Write which step runs now; the first one also moves the attempt to running."""
+        if first:
+            total = self._spec.timeouts.total
+            mine = self._write(
+                lambda attempts: attempts.mark_running(
+                    self._claimed, self._session_id, phase=name, total_seconds=total
+                )
+            )
+        else:
+            mine = self._write(lambda attempts: attempts.mark_phase(self._claimed, self._session_id, name))
+        if not mine:
+            self._control.request(StopReason.DISOWNED)
+            raise _DisownedError
+
+    def _collect_after_stop(self) -> Grade:
+        """A graceful cancel still keeps the artifacts, as far as the sandbox gives them."""
+        if self._control.reason is StopReason.CANCEL and self._collector is not None:
+            self._write(lambda attempts: attempts.mark_stopping(self._claimed, self._session_id))
+            with suppress(RunFailure):
+                for rule in self._spec.artifacts:
+                    self._collector.collect(rule)
+        return self._stopped()
+
+    def _collect_and_grade(self, collector: ArtifactCollector) -> Grade:
+        spec = self._spec
+        if spec.artifacts or isinstance(spec.verdict, RewardVerdict | JunitVerdict):
+            if not self._write(lambda attempts: attempts.mark_collecting(self._claimed, self._session_id)):
+                self._control.request(StopReason.DISOWNED)
+                raise _DisownedError
+            for rule in (*_verdict_rules(spec), *spec.artifacts):
+                if rule.when == "always":
+                    collector.collect(rule)
+        self._pump.drain()
+        verdict = grade(spec, self._steps, self._read_log, collector.read)
+        for rule in spec.artifacts:
+            if rule.when == verdict.outcome.value:
+                collector.collect(rule)
+        return verdict
+
+    def _read_log(self, step: str) -> bytes:
+        with self._parts.engine.begin() as connection:
+            return LogChunkRepository(connection).read_step(self._claimed.trial_id, self._claimed.fence, step)
+
+    def _finish(self, verdict: Grade) -> None:
+        summary = self._pump.close()
+        end = self._to_end(verdict, summary)
+        rows = self._collector.rows if self._collector else []
+
+        def write(attempts: AttemptRepository) -> bool:
+            if rows:
+                attempts.add_artifacts(self._claimed, rows)
+            return attempts.finish(self._claimed, self._session_id, end)
+
+        if not self._write(write):
+            raise _DisownedError
+        log.info(
+            "attempt_finished",
+            trial_id=str(self._claimed.trial_id),
+            fence=self._claimed.fence,
+            outcome=end.outcome,
+            reason=end.reason,
+        )
+
+    def _to_end(self, verdict: Grade, summary: LogSummary) -> AttemptEnd:
+        failure = verdict.failure
+        retry_seconds, infra_loss, task_retry = self._retry(failure)
+        usage = {
+            "wall_seconds": round(time.monotonic() - self._started, 3),
+            "cpu_seconds": self._stats.cpu_seconds,
+            "memory_peak_bytes": self._stats.memory_peak_bytes,
+            "log_bytes": summary.stored_bytes,
+        }
+        return AttemptEnd(
+            outcome=verdict.outcome.value,
+            reason=failure.code if failure else verdict.outcome.value,
+            end_reason=self._control.reason.value if self._control.reason else "finished",
+            failure=json.dumps(failure.to_json()) if failure else None,
+            steps=json.dumps([_step_json(step) for step in self._steps]),
+            grade=json.dumps(verdict.to_json()),
+            usage=json.dumps(usage),
+            rewards=json.dumps(dict(verdict.rewards)) if verdict.rewards else None,
+            next_seq=summary.next_seq,
+            log_bytes=summary.stored_bytes,
+            truncated_bytes=summary.truncated_bytes,
+            retry_seconds=retry_seconds,
+            infra_loss=infra_loss,
+            task_retry=task_retry,
+        )
+
+    def _retry(self, failure: Failure | None) -> tuple[float | None, int, int]:
+        """Give seconds to wait (None: no retry) and what the failure costs of each budget."""
+        if failure is None:
+            return None, 0, 0
+        if failure is _SHUTDOWN:
+            # Stopping a worker on purpose costs the trial nothing but time.
+            return 0.0, 0, 0
+        claimed = self._claimed
+        now = datetime.now(UTC)
+        decision = decide_retry(
+            failure,
+            self._spec.retry,
+            infra_losses=claimed.infra_losses,
+            task_retries=claimed.task_retries,
+            now=now,
+            rng=self._parts.rng,
+        )
+        infra_loss = int(failure.cls is FailureClass.INFRA)
+        if not decision.retry or decision.at is None:
+            return None, infra_loss, 0
+        return (decision.at - now).total_seconds(), infra_loss, int(decision.counts_as == "task")
+
+    def _write(self, action: Callable[[AttemptRepository], Result]) -> Result:
+        """Run one transaction, again and again while the database is away and the attempt is ours."""
+        pause = 0.1
+        while True:
+            if self._control.disowned:
+                raise _DisownedError
+            try:
+                with self._parts.engine.begin() as connection:
+                    return action(AttemptRepository(connection))
+            except DBAPIError as error:
+                if not _is_outage(error):
+                    raise
+                log.warning("attempt_write_delayed", error=str(error).splitlines()[0])
+            except SQLAlchemyError as error:
+                log.warning("attempt_write_delayed", error=str(error).splitlines()[0])
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+def _is_outage(error: DBAPIError) -> bool:
+    """Tell a database that is away or restarting from a statement that it refuses."""
+    return error.connection_invalidated or type(error).__name__ in {"OperationalError", "InterfaceError"}
+
+
+def _no_verdict(failure: Failure) -> Grade:
+    return Grade(Outcome.ERROR, failure)
+
+
+def _verdict_rules(spec: JobSpec) -> list[ArtifactRule]:
+    verdict = spec.verdict
+    if isinstance(verdict, RewardVerdict | JunitVerdict):
+        return [ArtifactRule(verdict.path)]
+    return []
+
+
+def _read_stats(runtime: Runtime, handle: SandboxHandle) -> SandboxStats:
+    try:
+        return runtime.stats(handle)
+    except RunFailure:
+        return SandboxStats()
+
+
+def _step_json(step: StepResult) -> dict[str, Any]:
+    return asdict(step)

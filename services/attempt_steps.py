@@ -1,0 +1,235 @@
+"""Runs the steps of one attempt in its sandbox: inputs, commands, patches, artifacts."""
+
+import fnmatch
+import posixpath
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from core.blobstore import BlobStore
+from core.errors import ArtifactUploadError, NotFoundError, PayloadTooLargeError, SpecInvalidError
+from core.logging import get_logger
+from repositories.attempts import ArtifactRow
+from runtimes.base import Command, CommandResult, ExecutionClient, FileInfo, FileUpload, StreamName
+from services.attempt_control import AttemptControl
+from services.jobspec import ArtifactRule, Input, JobSpec, PatchStep, Step
+from services.log_pump import LogPump
+from services.outcomes import StepResult
+from services.patches import FileContent, PatchRejectedError, apply_patch
+
+__all__ = ["ArtifactCollector", "SandboxTools", "StepRunner"]
+
+log = get_logger(__name__)
+
+_PATCH_BYTES = 16 << 20
+_MAX_ARTIFACTS = 1000
+_OUTER_MARGIN_SECONDS = 5.0
+"""execd enforces a step's timeout; so long after it (and the grace) the sandbox is killed from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxTools:
+    """What the parts of one attempt share. oom_kills: reads the sandbox's counter, None if the host has none."""
+
+    client: ExecutionClient
+    blobs: BlobStore
+    pump: LogPump
+    control: AttemptControl
+    oom_kills: Callable[[], int | None]
+
+
+class StepRunner:
+    """Runs one step at a time, in the order the caller gives."""
+
+    def __init__(
+        self, spec: JobSpec, tools: SandboxTools, *, env: dict[str, str], left: Callable[[], float]
+    ) -> None:
+        """env: of every command. left: seconds until the trial's total deadline."""
+        self._spec = spec
+        self._tools = tools
+        self._env = env
+        self._left = left
+
+    def upload_inputs(self, before: str | None) -> None:
+        """Put in the inputs that belong before this step (None: before all); none appears any earlier."""
+        inputs = [item for item in self._spec.inputs if item.before == before]
+        if not inputs:
+            return
+        with ExitStack() as stack:
+            self._tools.client.upload([self._to_upload(item, stack) for item in inputs])
+
+    def _to_upload(self, item: Input, stack: ExitStack) -> FileUpload:
+        if item.text is not None:
+            return FileUpload(item.path, item.text.encode(), item.mode)
+        try:
+            return FileUpload(
+                item.path, stack.enter_context(self._tools.blobs.open(item.blob or "")), item.mode
+            )
+        except NotFoundError as error:
+            message = f"input {item.path}: blob {item.blob} is not in the store; upload it again"
+            raise SpecInvalidError(message, field="inputs") from error
+
+    def run(self, step: Step) -> StepResult:
+        """Run the step to its end. Raises RunFailure when the sandbox fails, not when the step does."""
+        started = time.monotonic()
+        oom_before = self._tools.oom_kills()
+        result = self._command(step) if step.patch is None else self._patch(step, step.patch)
+        duration = round(1000 * (time.monotonic() - started))
+        oom = False
+        if result.signal or result.exit_code:
+            oom_after = self._tools.oom_kills()
+            oom = oom_after is not None and oom_after > (oom_before or 0)
+        return replace(result, duration_ms=duration, oom=oom)
+
+    def _command(self, step: Step) -> StepResult:
+        timeout = min(step.timeout_seconds, max(self._left(), 0.0))
+        command = Command(
+            shell=step.run,
+            argv=step.argv,
+            cwd=step.cwd or self._spec.workdir,
+            env={**self._env, **step.env},
+            timeout_seconds=max(timeout, 0.001),
+            merge_streams=step.merge_streams,
+        )
+
+        def on_output(stream: StreamName, data: bytes) -> None:
+            self._tools.pump.write(step.name, stream, data)
+
+        grace = self._spec.timeouts.grace
+        control = self._tools.control
+        control.set_deadline(timeout + grace + _OUTER_MARGIN_SECONDS)
+        try:
+            result = self._tools.client.run(
+                command, on_output=on_output, stop=control.stop, kill_grace_seconds=grace
+            )
+        finally:
+            control.set_deadline(None)
+        if result.error is not None:
+            self._tools.pump.write(step.name, "stderr", f"{result.error}\n".encode())
+        return _to_step_result(step, result)
+
+    def _patch(self, step: Step, patch: PatchStep) -> StepResult:
+        """Apply the patch out here, on bytes fetched through execd: the image needs no tool for it."""
+        client, pump = self._tools.client, self._tools.pump
+        try:
+            text = client.download(patch.path, max_bytes=_PATCH_BYTES)
+        except NotFoundError as error:
+            message = f"step {step.name}: there is no patch file {patch.path} in the sandbox"
+            raise SpecInvalidError(message, field="patch.path") from error
+        except PayloadTooLargeError as error:
+            message = f"step {step.name}: the patch is larger than {_PATCH_BYTES} bytes"
+            raise SpecInvalidError(message, field="patch.path") from error
+        folder = step.cwd or self._spec.workdir
+        try:
+            applied = apply_patch(
+                text,
+                lambda path: self._read_file(posixpath.join(folder, path)),
+                strip=patch.strip,
+                on_reject=patch.on_reject,
+            )
+        except PatchRejectedError as error:
+            pump.write(step.name, "stderr", f"{error}\n".encode("utf-8", "replace"))
+            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True)
+        uploads = [
+            FileUpload(posixpath.join(folder, change.path), change.content.data, change.content.mode)
+            for change in applied.changes
+            if change.content is not None
+        ]
+        removed = [
+            posixpath.join(folder, change.path) for change in applied.changes if change.content is None
+        ]
+        if uploads:
+            client.upload(uploads)
+        if removed:
+            client.delete(removed)
+        for change in applied.changes:
+            verb = "removed" if change.content is None else "patched"
+            pump.write(step.name, "stdout", f"{verb} {change.path}\n".encode("utf-8", "replace"))
+        for reject in applied.rejects:
+            pump.write(step.name, "stderr", f"{reject}\n".encode("utf-8", "replace"))
+        return StepResult(step.name, step.role, exit_code=0, patch_rejected=bool(applied.rejects))
+
+    def _read_file(self, path: str) -> FileContent | None:
+        client = self._tools.client
+        try:
+            info = client.file_info(path)
+            return FileContent(client.download(path, max_bytes=_PATCH_BYTES), info.mode)
+        except NotFoundError:
+            return None
+
+
+def _to_step_result(step: Step, result: CommandResult) -> StepResult:
+    return StepResult(
+        step.name,
+        step.role,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        timed_out=result.timed_out,
+        error=result.error,
+    )
+
+
+class ArtifactCollector:
+    """Copies files out of the sandbox into the blob store, within the caps of their rules."""
+
+    def __init__(self, tools: SandboxTools) -> None:
+        """tools: of the attempt; its control may end the collection early."""
+        self._tools = tools
+        self._rows: dict[str, ArtifactRow] = {}
+
+    @property
+    def rows(self) -> list[ArtifactRow]:
+        """All that was collected so far."""
+        return list(self._rows.values())
+
+    def collect(self, rule: ArtifactRule) -> None:
+        """Keep what the rule names. What is missing or beyond the caps is noted in the log, never an error."""
+        budget = rule.max_bytes
+        for info in self._matches(rule.path):
+            if info.path in self._rows:
+                continue
+            if len(self._rows) >= _MAX_ARTIFACTS or info.size > budget:
+                self._note(f"artifact {info.path} not kept: over the limit of its rule")
+                continue
+            budget -= self._keep(info.path, max_bytes=budget)
+
+    def read(self, path: str) -> bytes | None:
+        """Give the stored bytes of a collected file; None if it was not there."""
+        row = self._rows.get(path)
+        return None if row is None else self._tools.blobs.read(row.digest)
+
+    def _keep(self, path: str, *, max_bytes: int) -> int:
+        try:
+            data = self._tools.client.download(path, max_bytes=max_bytes)
+        except (NotFoundError, PayloadTooLargeError) as error:
+            self._note(f"artifact {path} not kept: {error}")
+            return 0
+        try:
+            stored = self._tools.blobs.put([data], max_bytes=max_bytes)
+        except OSError as error:
+            message = f"artifact {path} could not be stored: {error.strerror}"
+            raise ArtifactUploadError(message) from error
+        self._rows[path] = ArtifactRow(path, stored.digest, stored.size_bytes)
+        return stored.size_bytes
+
+    def _matches(self, pattern: str) -> Iterator[FileInfo]:
+        folder, name = posixpath.split(pattern)
+        if name == "**":
+            yield from self._tools.client.search(folder, "**")
+        elif any(mark in name for mark in "*?["):
+            for info in self._tools.client.search(folder, name):
+                if posixpath.dirname(info.path) == folder and fnmatch.fnmatchcase(
+                    posixpath.basename(info.path), name
+                ):
+                    yield info
+        else:
+            try:
+                info = self._tools.client.file_info(pattern)
+            except NotFoundError:
+                return
+            if info.type == "file":
+                yield info
+
+    def _note(self, text: str) -> None:
+        self._tools.pump.write("collect", "stderr", f"{text}\n".encode("utf-8", "replace"))

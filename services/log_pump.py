@@ -1,0 +1,232 @@
+"""From a command's output to stored, numbered, published chunks.
+
+One LogPump per attempt numbers the chunks at the source; one LogWriter per worker stores the chunks of all attempts
+in one insert, then publishes them. Persist first, then publish: what a live reader saw is in the store.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from core.logging import get_logger
+from repositories.log_chunks import Chunk, LogChunkRepository
+
+__all__ = ["LogPump", "LogSummary", "LogWriter"]
+
+log = get_logger(__name__)
+
+_CHUNK_BYTES = 64 << 10
+_PENDING_BYTES = 4 << 20
+"""Unstored output at which a pump makes its command wait."""
+
+_LINGER_SECONDS = 0.02
+"""How long the writer gathers before it stores: far below what a reader notices, enough for many lines."""
+
+_BATCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """What `log_heads` keeps: the number of chunks, the bytes stored and those dropped from the middle."""
+
+    next_seq: int
+    stored_bytes: int
+    truncated_bytes: int
+
+
+@dataclass(slots=True)
+class _Piece:
+    step: str
+    stream: str
+    at: datetime
+    data: bytearray
+
+
+class LogPump:
+    """Takes the output of one attempt in order. Safe with one writing thread and the writer's thread.
+
+    Beyond `cap_bytes` the first and the last half are kept: the tail is held here and stored on close.
+    """
+
+    def __init__(
+        self, attempt_id: UUID, trial_id: UUID, fence: int, *, cap_bytes: int, wake: Callable[[], None]
+    ) -> None:
+        """wake: called when there is something to store."""
+        self._ids = (attempt_id, trial_id, fence)
+        self._head_bytes = cap_bytes // 2
+        self._tail_bytes = cap_bytes - self._head_bytes
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._pending: deque[_Piece] = deque()
+        self._pending_bytes = 0
+        self._tail: deque[_Piece] = deque()
+        self._in_tail = 0
+        self._seq = 0
+        self._taken_bytes = 0
+        self._in_head = 0
+        self._truncated = 0
+        self._storing = False
+        self._abandoned = False
+
+    def write(self, step: str, stream: str, data: bytes) -> None:
+        """Add output. Blocks while too much of it waits to be stored, so that the command waits, too."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending_bytes < _PENDING_BYTES or self._abandoned)
+            room = self._head_bytes - self._in_head
+            if room > 0:
+                self._in_head += len(data[:room])
+                self._pending_bytes += _append(self._pending, step, stream, data[:room])
+            if len(data) > room:
+                self._in_tail += _append(self._tail, step, stream, data[max(room, 0) :])
+                self._trim_tail()
+        self._wake()
+
+    def _trim_tail(self) -> None:
+        while self._in_tail > self._tail_bytes:
+            first = self._tail[0]
+            drop = min(len(first.data), self._in_tail - self._tail_bytes)
+            del first.data[:drop]
+            self._in_tail -= drop
+            self._truncated += drop
+            if not first.data:
+                self._tail.popleft()
+
+    def take(self, max_bytes: int) -> list[Chunk]:
+        """Hand over pending chunks with their numbers; `stored` must follow."""
+        attempt_id, trial_id, fence = self._ids
+        chunks = []
+        with self._changed:
+            taken = 0
+            while self._pending and taken < max_bytes:
+                piece = self._pending.popleft()
+                data = bytes(piece.data)
+                chunks.append(
+                    Chunk(attempt_id, trial_id, fence, self._seq, piece.step, piece.stream, piece.at, data)
+                )
+                self._seq += 1
+                taken += len(data)
+            self._pending_bytes -= taken
+            self._taken_bytes += taken
+            self._storing = bool(chunks)
+        return chunks
+
+    def stored(self) -> None:
+        """Note that the chunks taken last are stored."""
+        with self._changed:
+            self._storing = False
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Let nobody wait for this pump any longer; its attempt is no longer ours."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until all that was written is stored, or the pump is abandoned."""
+        self._wake()
+        with self._changed:
+            self._changed.wait_for(lambda: self._abandoned or not (self._pending or self._storing))
+
+    def close(self) -> LogSummary:
+        """Store the tail as well, wait for it, and sum up."""
+        with self._changed:
+            self._pending.extend(self._tail)
+            self._pending_bytes += self._in_tail
+            self._tail.clear()
+            self._in_tail = 0
+        self.drain()
+        return LogSummary(self._seq, self._taken_bytes, self._truncated)
+
+
+def _append(pieces: deque[_Piece], step: str, stream: str, data: bytes) -> int:
+    """Add data to the last piece where it fits, else in new ones; gives the number of bytes."""
+    last = pieces[-1] if pieces else None
+    if last and last.step == step and last.stream == stream and len(last.data) + len(data) <= _CHUNK_BYTES:
+        last.data += data
+        return len(data)
+    now = datetime.now(UTC)
+    for start in range(0, len(data), _CHUNK_BYTES):
+        pieces.append(_Piece(step, stream, now, bytearray(data[start : start + _CHUNK_BYTES])))
+    return len(data)
+
+
+class LogWriter:
+    """Stores and publishes the chunks of all attempts of this worker, on its own thread."""
+
+    def __init__(self, engine: Engine, publish: Callable[[Sequence[Chunk]], None]) -> None:
+        """publish: tells live readers; must not raise and may lose messages."""
+        self._engine = engine
+        self._publish = publish
+        self._pumps: dict[UUID, LogPump] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; pumps still open are not stored any further."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout=5)
+
+    def open(self, attempt_id: UUID, trial_id: UUID, fence: int, *, cap_bytes: int) -> LogPump:
+        """Give the pump of one attempt; the caller drops it with `forget`."""
+        pump = LogPump(attempt_id, trial_id, fence, cap_bytes=cap_bytes, wake=self._wake.set)
+        with self._lock:
+            self._pumps[attempt_id] = pump
+        return pump
+
+    def forget(self, attempt_id: UUID) -> None:
+        """Drop a pump, closed or not."""
+        with self._lock:
+            pump = self._pumps.pop(attempt_id, None)
+        if pump is not None:
+            pump.abandon()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait()
+            self._wake.clear()
+            while self._store_once():
+                time.sleep(_LINGER_SECONDS)
+
+    def _store_once(self) -> bool:
+        with self._lock:
+            pumps = list(self._pumps.values())
+        taken = [(pump, pump.take(_BATCH_BYTES)) for pump in pumps]
+        chunks = [chunk for _, part in taken for chunk in part]
+        if not chunks:
+            return False
+        if self._store(chunks):
+            self._publish(chunks)
+        for pump, part in taken:
+            if part:
+                pump.stored()
+        return True
+
+    def _store(self, chunks: Sequence[Chunk]) -> bool:
+        """Try until it works: the commands wait meanwhile, and the lease decides how long that makes sense."""
+        pause = 0.1
+        while not self._stopping:
+            try:
+                with self._engine.begin() as connection:
+                    LogChunkRepository(connection).append(chunks)
+            except SQLAlchemyError as error:
+                log.warning("log_chunks_not_stored", count=len(chunks), error=str(error).splitlines()[0])
+                time.sleep(pause)
+                pause = min(2 * pause, 2.0)
+            else:
+                return True
+        return False

@@ -1,0 +1,22 @@
+"""`python -m workers`: runs the worker with the settings of the environment."""
+
+import sys
+
+from core.config import Settings
+from core.errors import SandmillError
+from core.logging import configure_logging
+from workers.process import run_worker
+
+
+def main() -> None:
+    """Read the settings and run until told to stop."""
+    settings = Settings()
+    configure_logging(level=settings.log_level, style=settings.log_format)
+    try:
+        run_worker(settings)
+    except SandmillError as error:
+        sys.exit(f"worker: {error.message}")
+
+
+if __name__ == "__main__":
+    main()

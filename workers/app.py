@@ -1,0 +1,8 @@
+"""The Celery application as Flower and the worker see it: `celery -A workers.app`. Reads the settings when imported."""
+
+from core.broker import create_celery
+from core.config import Settings
+
+__all__ = ["app"]
+
+app = create_celery(Settings().redis_url.get_secret_value())

@@ -1,0 +1,185 @@
+"""The session lease: renewed on a thread and a connection of its own, so that no work can hold it up."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from core.ids import new_id
+from core.logging import get_logger
+from repositories.sessions import HeldAttempt, SessionRepository
+from services.attempt_control import StopReason
+from workers.registry import AttemptRegistry
+
+__all__ = ["LeaseKeeper", "LeaseTimes", "NodeDescription"]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Seconds; see the settings of the same names."""
+
+    lease: float
+    margin: float
+    heartbeat: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    """What this worker offers."""
+
+    id: UUID
+    name: str
+    runtimes: tuple[str, ...]
+    cpu_millicores: int
+    memory_bytes: int
+    slots: int
+    pid: int
+    version: str
+
+
+class LeaseKeeper:
+    """Opens the session, keeps its lease, brings the user's wishes, and lets go when the lease is lost."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        node: NodeDescription,
+        registry: AttemptRegistry,
+        times: LeaseTimes,
+        *,
+        on_beat: Callable[[], None],
+    ) -> None:
+        """engine: with a pool of one, used by this object alone. on_beat: called after each good beat."""
+        self._engine = engine
+        self._node = node
+        self._registry = registry
+        self._times = times
+        self._on_beat = on_beat
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self.session_id: UUID = new_id()
+        self._good_until = 0.0
+        self._beats = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._watch = threading.Thread(target=self._run_watch, name="lease-watch", daemon=True)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease certainly holds: by our own clock, with the margin taken off."""
+        return time.monotonic() < self._good_until
+
+    def start(self) -> None:
+        """Open the first session, then start both threads. Raises what the database raises."""
+        self._open()
+        self._beats.start()
+        self._watch.start()
+
+    def beat_soon(self) -> None:
+        """Look for wishes now rather than at the next beat."""
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Ask the scheduler for no more attempts."""
+        with self._engine.begin() as connection:
+            SessionRepository(connection).drain(self.session_id)
+
+    def stop(self) -> None:
+        """End the threads and the session."""
+        self._stopping.set()
+        self._wake.set()
+        self._beats.join(timeout=10)
+        with self._engine.begin() as connection:
+            SessionRepository(connection).end(self.session_id, reason="stopped")
+
+    def _open(self) -> None:
+        node = self._node
+        session_id = new_id()
+        # Read before sending: a slow reply must not make the lease look longer than it is.
+        asked = time.monotonic()
+        with self._engine.begin() as connection:
+            SessionRepository(connection).open(
+                session_id,
+                node.id,
+                name=node.name,
+                runtimes=node.runtimes,
+                cpu_millicores=node.cpu_millicores,
+                memory_bytes=node.memory_bytes,
+                slots=node.slots,
+                pid=node.pid,
+                version=node.version,
+                lease_seconds=self._times.lease,
+            )
+        self.session_id = session_id
+        self._good_until = asked + self._times.lease - self._times.margin
+        log.info("session_opened", session_id=str(session_id), node_id=str(node.id))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._times.heartbeat)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._beat()
+            except SQLAlchemyError as error:
+                log.warning("heartbeat_failed", error=str(error).splitlines()[0])
+            except Exception:
+                log.exception("heartbeat_broken")
+
+    def _beat(self) -> None:
+        asked = time.monotonic()
+        # Taken before the database is asked: what is claimed in between is not mistaken for lost.
+        ours = self._registry.claimed()
+        with self._engine.begin() as connection:
+            repository = SessionRepository(connection)
+            renewed = repository.renew(self.session_id, lease_seconds=self._times.lease)
+            held = repository.held(self.session_id) if renewed else []
+        if not renewed:
+            log.warning("session_lost", session_id=str(self.session_id))
+            self._registry.stop_all(StopReason.DISOWNED)
+            self._open()
+            return
+        self._good_until = asked + self._times.lease - self._times.margin
+        self._compare(held, ours)
+        self._on_beat()
+
+    def _compare(self, held: list[HeldAttempt], ours: Mapping[tuple[UUID, int], object]) -> None:
+        """Bring the database's view and what runs here together."""
+        listed = {(attempt.trial_id, attempt.fence) for attempt in held}
+        running = self._registry.claimed()
+        for attempt in held:
+            control = running.get((attempt.trial_id, attempt.fence))
+            if control is None:
+                self._report_orphan(attempt)
+            elif attempt.desired == "cancel":
+                force = attempt.cancel_mode == "force"
+                control.request(StopReason.FORCE_CANCEL if force else StopReason.CANCEL)
+        for key, control in running.items():
+            if key in ours and key not in listed:
+                log.warning("attempt_not_ours", trial_id=str(key[0]), fence=key[1])
+                control.request(StopReason.DISOWNED)
+
+    def _report_orphan(self, attempt: HeldAttempt) -> None:
+        """The database says we run it, and nobody here does: a reply was lost. Give it back.
+
+        An attempt this worker is just entering or leaving is left for the next beat to judge.
+        """
+        if self._registry.contains(attempt.trial_id, attempt.fence):
+            return
+        with self._engine.begin() as connection:
+            given_back = SessionRepository(connection).disown(attempt, self.session_id)
+        if given_back:
+            log.warning("orphan_given_back", trial_id=str(attempt.trial_id), fence=attempt.fence)
+
+    def _run_watch(self) -> None:
+        """Kill what runs here before anybody else may start it, even if the heartbeat hangs in a call."""
+        while not self._stopping.is_set():
+            time.sleep(0.25)
+            self._registry.check_deadlines()
+            if not self.valid and self._registry.stop_all(StopReason.DISOWNED):
+                log.error("lease_lapsed", session_id=str(self.session_id))

@@ -1,0 +1,229 @@
+"""One worker: claims attempts for its node, runs them, keeps its lease. Celery only brings the bells."""
+
+import base64
+import importlib.metadata
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
+
+import redis
+from sqlalchemy.exc import SQLAlchemyError
+
+from core.blobstore import BlobStore
+from core.config import Settings
+from core.database import create_database_engine
+from core.logging import get_logger
+from repositories.attempts import AttemptRepository, ClaimedAttempt
+from repositories.log_chunks import Chunk
+from repositories.sessions import SessionRepository
+from runtimes.base import Runtime
+from services.attempt_control import StopReason
+from services.attempt_runner import AttemptRunner, WorkerParts
+from services.log_pump import LogWriter
+from services.wake import CANCEL_CHANNEL, Wake
+from workers.identity import NodeIdentity
+from workers.lease import LeaseKeeper, LeaseTimes, NodeDescription
+from workers.registry import AttemptRegistry
+
+__all__ = ["NodeWorker"]
+
+log = get_logger(__name__)
+
+
+class NodeWorker:
+    """Everything a worker process holds. Built once, started, stopped."""
+
+    def __init__(self, settings: Settings, identity: NodeIdentity, runtimes: Mapping[str, Runtime]) -> None:
+        """runtimes: by name, checked to work on this host. Connects to nothing yet."""
+        self._settings = settings
+        self._identity = identity
+        self._runtimes = runtimes
+        database_url = settings.database_url.get_secret_value()
+        redis_url = settings.redis_url.get_secret_value()
+        actor = f"worker:{identity.id}"
+        self._engine = create_database_engine(database_url, actor=actor, pool_size=settings.worker_pool_size)
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
+        self._wake = Wake(Wake.connect(redis_url))
+        self._registry = AttemptRegistry()
+        self._lease = LeaseKeeper(
+            create_database_engine(database_url, actor=actor, pool_size=1, statement_timeout_seconds=3.0),
+            _describe(settings, identity.id, runtimes),
+            self._registry,
+            LeaseTimes(settings.lease_seconds, settings.lease_margin_seconds, settings.heartbeat_seconds),
+            on_beat=self._poll_without_broker,
+        )
+        self._logs = LogWriter(self._engine, self._publish)
+        self._runner = AttemptRunner(
+            WorkerParts(
+                engine=self._engine,
+                runtimes=runtimes,
+                blobs=BlobStore(settings.home_path / "blobs"),
+                logs=self._logs,
+                node_id=identity.id,
+                log_cap_bytes=settings.log_cap_bytes,
+            )
+        )
+        self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
+        self._draining = False
+        self._stopping = threading.Event()
+        self._listener = threading.Thread(target=self._listen_for_cancels, name="cancels", daemon=True)
+
+    @property
+    def node_id(self) -> UUID:
+        """The id of this node."""
+        return self._identity.id
+
+    def start(self) -> None:
+        """Remove what an earlier process of this node left running, then open the session.
+
+        In this order: as long as a sandbox of the old session runs, its trial must not start anywhere else.
+        """
+        self._remove_leftovers()
+        self._logs.start()
+        self._lease.start()
+        self._listener.start()
+
+    def drain(self) -> None:
+        """Take nothing new, and give what runs back to the queue."""
+        self._draining = True
+        try:
+            self._lease.drain()
+        except SQLAlchemyError as error:
+            log.warning("drain_not_written", error=str(error).splitlines()[0])
+        stopped = self._registry.stop_all(StopReason.SHUTDOWN)
+        log.info("worker_draining", attempts=stopped)
+
+    def stop(self) -> None:
+        """End the session and close everything."""
+        self._stopping.set()
+        self._fallback.shutdown(wait=True, cancel_futures=True)
+        try:
+            self._lease.stop()
+        except SQLAlchemyError as error:
+            log.warning("session_end_not_written", error=str(error).splitlines()[0])
+        self._logs.stop()
+        for runtime in self._runtimes.values():
+            runtime.close()
+        self._engine.dispose()
+        self._identity.close()
+
+    def run_attempt(self, trial_id: UUID, fence: int) -> None:
+        """Answer a bell: claim and run, or drop it if it is a duplicate, stale or recalled."""
+        if self._draining or not self._lease.valid:
+            return
+        control = self._registry.enter(trial_id, fence)
+        if control is None:
+            return
+        try:
+            session_id = self._lease.session_id
+            claimed = self._claim(trial_id, fence, session_id)
+            if claimed is None:
+                log.debug("bell_dropped", trial_id=str(trial_id), fence=fence)
+                return
+            self._registry.mark_claimed(trial_id, fence)
+            self._runner.run(claimed, session_id, control)
+        finally:
+            self._registry.leave(trial_id, fence)
+        self._wake.scheduler()
+
+    def _claim(self, trial_id: UUID, fence: int, session_id: UUID) -> ClaimedAttempt | None:
+        try:
+            with self._engine.begin() as connection:
+                return AttemptRepository(connection).claim(
+                    trial_id, fence, session_id=session_id, node_id=self.node_id
+                )
+        except SQLAlchemyError as error:
+            log.warning("claim_reply_lost", trial_id=str(trial_id), error=str(error).splitlines()[0])
+        # The commit may have gone through with its reply lost. If it did not, the bell is rung again.
+        try:
+            with self._engine.begin() as connection:
+                return AttemptRepository(connection).find_claimed(trial_id, fence, session_id=session_id)
+        except SQLAlchemyError:
+            return None
+
+    def _remove_leftovers(self) -> None:
+        for runtime in self._runtimes.values():
+            for handle in runtime.list():
+                if handle.labels.get("sandmill.node") == str(self.node_id):
+                    log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
+                    runtime.remove(handle)
+
+    def _publish(self, chunks: Sequence[Chunk]) -> None:
+        """Tell live readers. A lost message costs them a re-read of the store."""
+        try:
+            pipeline = self._redis.pipeline(transaction=False)
+            for chunk in chunks:
+                pipeline.publish(f"log:{chunk.attempt_id}", _to_message(chunk))
+            pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            log.debug("log_chunks_not_published", count=len(chunks), error=str(error))
+
+    def _poll_without_broker(self) -> None:
+        """While Redis is away no bell arrives: look for the node's attempts in the table itself."""
+        if self._draining:
+            return
+        try:
+            self._redis.ping()
+        except (redis.RedisError, OSError):
+            room = self._settings.worker_slots - len(self._registry)
+            if room <= 0:
+                return
+            with self._engine.begin() as connection:
+                waiting = SessionRepository(connection).unclaimed(self.node_id, limit=room)
+            for trial_id, fence in waiting:
+                self._fallback.submit(self.run_attempt, trial_id, fence)
+
+    def _listen_for_cancels(self) -> None:
+        """Cancels also come with the heartbeat; this only makes them faster."""
+        while not self._stopping.is_set():
+            try:
+                with self._redis.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
+                    channel.subscribe(CANCEL_CHANNEL.format(node_id=self.node_id))
+                    while not self._stopping.is_set():
+                        if channel.get_message(timeout=1.0) is not None:
+                            self._lease.beat_soon()
+            except (redis.RedisError, OSError):
+                self._stopping.wait(1.0)
+
+
+def _to_message(chunk: Chunk) -> str:
+    return json.dumps(
+        {
+            "seq": chunk.seq,
+            "t": chunk.at.isoformat(),
+            "stream": chunk.stream,
+            "step": chunk.step,
+            "b64": base64.b64encode(chunk.data).decode("ascii"),
+        }
+    )
+
+
+def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]) -> NodeDescription:
+    # Most trials wait more than they compute; the sandbox's own limit keeps each to its share.
+    cpu = settings.worker_cpu_millicores or 2000 * (os.cpu_count() or 1)
+    memory = settings.worker_memory_bytes or _physical_memory_bytes() * 8 // 10
+    return NodeDescription(
+        id=node_id,
+        name=socket.gethostname(),
+        runtimes=tuple(sorted(runtimes)),
+        cpu_millicores=cpu,
+        memory_bytes=memory,
+        slots=settings.worker_slots,
+        pid=os.getpid(),
+        version=_version(),
+    )
+
+
+def _physical_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sandmill-server")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0+source"

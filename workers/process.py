@@ -1,0 +1,67 @@
+"""The worker process: a Celery worker on the threads pool around one NodeWorker."""
+
+from typing import Any
+from uuid import UUID
+
+from celery import Celery, signals
+from runtimes.registry import build_runtime
+
+from core.broker import ATTEMPT_TASK, create_celery
+from core.config import Settings
+from core.logging import get_logger
+from runtimes.base import Runtime
+from workers.identity import NodeIdentity
+from workers.node import NodeWorker
+
+__all__ = ["run_worker"]
+
+log = get_logger(__name__)
+
+
+def run_worker(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT. Raises RuntimeUnavailableError if a runtime of this node cannot work here."""
+    identity = NodeIdentity(settings.home_path / "node")
+    runtimes = build_runtimes(settings)
+    node = NodeWorker(settings, identity, runtimes)
+    app = create_celery(
+        settings.redis_url.get_secret_value(), node_id=identity.id, slots=settings.worker_slots
+    )
+    _connect(app, node)
+    app.worker_main(
+        [
+            "worker",
+            "--pool=threads",
+            f"--hostname=worker-{identity.id}@%h",
+            "--without-mingle",
+            "--without-gossip",
+            "--loglevel=WARNING",
+        ]
+    )
+
+
+def build_runtimes(settings: Settings) -> dict[str, Runtime]:
+    """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
+    runtimes = {name: build_runtime(name, settings.home_path / "runtimes") for name in settings.runtimes}
+    for runtime in runtimes.values():
+        runtime.check()
+    return runtimes
+
+
+def _connect(app: Celery, node: NodeWorker) -> None:
+    @app.task(name=ATTEMPT_TASK, ignore_result=True)  # type: ignore[untyped-decorator] -- Celery has no types
+    def run_attempt(trial_id: str, fence: int) -> None:
+        node.run_attempt(UUID(trial_id), fence)
+
+    # Ready means: consuming. A session opened earlier would draw bells that nobody answers.
+    def on_ready(**_: Any) -> None:
+        node.start()
+
+    def on_shutting_down(**_: Any) -> None:
+        node.drain()
+
+    def on_shutdown(**_: Any) -> None:
+        node.stop()
+
+    signals.worker_ready.connect(on_ready, weak=False)
+    signals.worker_shutting_down.connect(on_shutting_down, weak=False)
+    signals.worker_shutdown.connect(on_shutdown, weak=False)
