@@ -62,7 +62,7 @@ def create_celery(redis_url: str, *, node_id: UUID | None = None, slots: int = 1
     if node_id is not None:
         name = node_queue(node_id)
         app.conf.update(
-            task_queues=[Queue(name)],  # type: ignore[no-untyped-call] -- kombu has no types
+            task_queues=[Queue(name)],  # type: ignore[no-untyped-call]  # kombu has no types
             task_default_queue=name,
             task_create_missing_queues=False,
         )

@@ -29,5 +29,5 @@ def configure_logging(*, level: str = "info", style: Literal["json", "console"] 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Give the logger of one module."""
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger(logger=name)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(component=name)
     return logger

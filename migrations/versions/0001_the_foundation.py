@@ -49,29 +49,29 @@ TRANSITIONS = {
 CHECK_STATE_MOVE = """
 CREATE FUNCTION check_state_move() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-  entity text := TG_ARGV[0];
+  subject text := TG_ARGV[0];
   old_state text := '';
 BEGIN
   IF TG_OP = 'UPDATE' THEN
     old_state := OLD.state;
     IF NEW.fence < OLD.fence THEN
-      RAISE EXCEPTION 'fence of % may not go down', entity USING ERRCODE = 'check_violation';
+      RAISE EXCEPTION 'fence of % may not go down', subject USING ERRCODE = 'check_violation';
     END IF;
     IF old_state = 'finished' AND NEW.outcome IS DISTINCT FROM OLD.outcome THEN
-      RAISE EXCEPTION 'outcome of a finished % may not change', entity USING ERRCODE = 'check_violation';
+      RAISE EXCEPTION 'outcome of a finished % may not change', subject USING ERRCODE = 'check_violation';
     END IF;
     IF old_state = NEW.state THEN
       RETURN NEW;
     END IF;
-    IF entity = 'trial' AND NEW.state = 'running' AND NEW.fence <> OLD.fence + 1 THEN
+    IF subject = 'trial' AND NEW.state = 'running' AND NEW.fence <> OLD.fence + 1 THEN
       RAISE EXCEPTION 'a trial starts to run with the next fence only' USING ERRCODE = 'check_violation';
     END IF;
   END IF;
   IF NOT EXISTS (
     SELECT 1 FROM state_transitions t
-    WHERE t.entity = check_state_move.entity AND t.from_state = old_state AND t.to_state = NEW.state
+    WHERE t.entity = subject AND t.from_state = old_state AND t.to_state = NEW.state
   ) THEN
-    RAISE EXCEPTION '% may not go from "%" to "%"', entity, old_state, NEW.state USING ERRCODE = 'check_violation';
+    RAISE EXCEPTION '% may not go from "%" to "%"', subject, old_state, NEW.state USING ERRCODE = 'check_violation';
   END IF;
   RETURN NEW;
 END $$

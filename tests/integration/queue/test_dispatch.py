@@ -1,0 +1,148 @@
+import threading
+
+import pytest
+
+from tests.support.queue import QueueWorld
+
+
+def test_queued_trial_becomes_a_bell_for_a_node_with_room(world: QueueWorld):
+    seat = world.session()
+    (trial,) = world.trials(world.tenant())
+
+    assert world.dispatcher.tick() == 1
+
+    (bell,) = world.bells.rung
+    assert (bell.trial_id, bell.fence, bell.node_id) == (trial, 1, seat.node_id)
+    assert world.trial(trial)["state"] == "running"
+    assert world.attempt(trial, 1)["state"] == "dispatched"
+
+
+def test_nothing_is_dispatched_without_a_live_session(world: QueueWorld):
+    world.trials(world.tenant())
+    world.session(lease=-1.0)
+
+    assert world.dispatcher.tick() == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("slots", 3), ("cpu_millicores", 3500), ("memory_bytes", (3 << 28) + 1)]
+)
+def test_a_node_never_gets_more_than_it_has(world: QueueWorld, column, value):
+    tenant = world.tenant()
+    world.session(**{column: value})
+    world.trials(tenant, 8)
+
+    while world.dispatcher.tick():
+        pass
+
+    assert world.states(tenant).count("running") == 3
+
+
+def test_trials_go_only_to_nodes_that_offer_their_runtime(world: QueueWorld):
+    tenant = world.tenant()
+    fake = world.session(runtimes=["fake"])
+    docker = world.session(runtimes=["docker"])
+    (in_fake,) = world.trials(tenant, 1, runtime="fake")
+    (in_docker,) = world.trials(tenant, 1, runtime="docker")
+
+    world.dispatcher.tick()
+
+    placed = {bell.trial_id: bell.node_id for bell in world.bells.rung}
+    assert placed == {in_fake: fake.node_id, in_docker: docker.node_id}
+
+
+def test_unplaceable_trials_at_the_head_do_not_hold_up_the_rest(world: QueueWorld):
+    tenant = world.tenant()
+    world.session(slots=2)
+    world.trials(tenant, 300, runtime="docker", priority=100)
+    world.trials(tenant, 2)
+
+    assert world.dispatcher.tick() == 2
+
+
+def test_priority_then_order_of_submission_within_a_tenant(world: QueueWorld):
+    tenant = world.tenant()
+    first = world.trials(tenant, 2)
+    urgent = world.trials(tenant, 1, priority=50)
+    world.session(slots=2)
+
+    world.dispatcher.tick()
+
+    assert [bell.trial_id for bell in world.bells.rung] == [urgent[0], first[0]]
+
+
+def test_weights_share_the_slots_between_tenants(world: QueueWorld):
+    tenants = [world.tenant(name, weight=weight) for name, weight in (("a", 1), ("b", 2), ("c", 4))]
+    for tenant in tenants:
+        world.trials(tenant, 50)
+    world.session(slots=70, cpu_millicores=70_000)
+
+    while world.dispatcher.tick():
+        pass
+
+    assert [world.states(tenant).count("running") for tenant in tenants] == [10, 20, 40]
+
+
+def test_max_running_holds_with_three_dispatchers_at_once(world: QueueWorld):
+    tenant = world.tenant(max_running=10)
+    world.trials(tenant, 60)
+    world.session(slots=100)
+
+    def tick() -> None:
+        for _ in range(5):
+            world.dispatcher.tick()
+
+    threads = [threading.Thread(target=tick) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert world.states(tenant).count("running") == 10
+
+
+def test_paused_tenant_and_draining_node_get_nothing(world: QueueWorld):
+    world.trials(world.tenant("paused", paused_at="now"))
+    seat = world.session()
+    assert world.dispatcher.tick() == 0
+
+    world.trials(world.tenant("busy"))
+    world.execute("UPDATE worker_sessions SET draining = true WHERE id = %(id)s", id=seat.session_id)
+    assert world.dispatcher.tick() == 0
+
+
+def test_cancelled_trial_is_not_dispatched(world: QueueWorld):
+    (trial,) = world.trials(world.tenant(), desired="cancel")
+    world.session()
+
+    assert world.dispatcher.tick() == 0
+    assert world.trial(trial)["state"] == "queued"
+
+
+def test_unanswered_bell_is_rung_again(world: QueueWorld):
+    world.session()
+    world.trials(world.tenant())
+    world.dispatcher.tick()
+    world.dispatcher.ring_again()
+    assert len(world.bells.rung) == 1
+
+    world.execute("UPDATE attempts SET last_rung_at = now() - interval '3 seconds'")
+    world.dispatcher.ring_again()
+    assert len(world.bells.rung) == 2
+
+
+def test_unclaimed_attempt_goes_back_to_the_head_without_using_an_attempt(world: QueueWorld):
+    world.session()
+    tenant = world.tenant()
+    (trial,) = world.trials(tenant)
+    before = world.trial(trial)
+    world.dispatcher.tick()
+    world.execute("UPDATE attempts SET start_deadline = now() - interval '1 second'")
+
+    world.dispatcher.ring_again()
+
+    after = world.trial(trial)
+    assert (after["state"], after["seq"], after["attempts_used"]) == ("queued", before["seq"], 0)
+    assert world.attempt(trial, 1)["state"] == "never_started"
+    world.dispatcher.tick()
+    assert world.bells.rung[-1].fence == 2
