@@ -162,6 +162,9 @@ class ExecutionClient(Protocol):
     def download(self, path: str, *, max_bytes: int) -> bytes:
         """Read one file. Raises NotFoundError, and PayloadTooLargeError beyond max_bytes."""
 
+    def delete(self, paths: Sequence[str]) -> None:
+        """Remove files; those that are missing already are no error."""
+
     def file_info(self, path: str) -> FileInfo:
         """Look at one path. Raises NotFoundError."""
 

@@ -137,8 +137,10 @@ Verdict = ExitCodeVerdict | RewardVerdict | JunitVerdict | LogVerdict
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. queue: accepted to first start. start: claim to running. total: from the first start, over all
-    attempts. grace: TERM to KILL.
+    """Seconds, all enforced by the server.
+
+    queue: accepted to first start. start: claim to running. total: first start to end, over all attempts.
+    grace: TERM to KILL.
     """
 
     queue: float = 86400.0

@@ -77,6 +77,8 @@ class LogPump:
 
     def write(self, step: str, stream: str, data: bytes) -> None:
         """Add output. Blocks while too much of it waits to be stored, so that the command waits, too."""
+        if not data:
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._pending_bytes < _PENDING_BYTES or self._abandoned)
             room = self._head_bytes - self._in_head

@@ -48,7 +48,7 @@ def build_runtimes(settings: Settings) -> dict[str, Runtime]:
 
 
 def _connect(app: Celery, node: NodeWorker) -> None:
-    @app.task(name=ATTEMPT_TASK, ignore_result=True)  # type: ignore[untyped-decorator] -- Celery has no types
+    @app.task(name=ATTEMPT_TASK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
     def run_attempt(trial_id: str, fence: int) -> None:
         node.run_attempt(UUID(trial_id), fence)
 

@@ -1,0 +1,133 @@
+"""The real application over real Postgres and Valkey; in process for most, behind uvicorn where streams matter."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from pydantic import SecretStr
+from sqlalchemy import Engine
+
+from api.app import create_app
+from core.config import Settings
+from core.database import create_database_engine
+from services.tenants import create_api_key, ensure_tenant
+from tests.support.queue import QueueWorld
+
+
+class AppThread:
+    """uvicorn in a thread: the real server, with its real way to cut connections."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, lifespan="on")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return "http://127.0.0.1:%d" % self._socket.getsockname()[1]
+
+    def __enter__(self) -> "AppThread":
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self._server.started:
+            assert time.monotonic() < deadline, "uvicorn did not start"
+            self._thread.join(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+
+@dataclass
+class ApiWorld:
+    """One application with one tenant's client; `world` acts as scheduler and worker."""
+
+    settings: Settings
+    app: FastAPI
+    url: str
+    engine: Engine
+    client: httpx.Client
+    key: str
+    tenant_id: int
+
+    @property
+    def world(self) -> QueueWorld:
+        return QueueWorld(self.engine)
+
+    def new_client(self, tenant: str | None = None, key: str | None = None) -> httpx.Client:
+        """A client of another tenant, or with a key given as it is."""
+        if tenant is not None:
+            with self.engine.begin() as connection:
+                key = create_api_key(connection, ensure_tenant(connection, tenant), "test")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
+    def rows(self, sql: str, **parameters: Any) -> list[dict[str, Any]]:
+        return self.world.execute(sql, **parameters)
+
+    def count(self, table: str) -> int:
+        return self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"]
+
+
+def make_settings(database_url: str, redis_url: str, home: Path, **changes: Any) -> Settings:
+    values = {
+        "database_url": SecretStr(database_url),
+        "redis_url": SecretStr(redis_url),
+        "home": home,
+        "runtime": "fake",
+        "log_level": "error",
+        **changes,
+    }
+    return Settings(**values)
+
+
+@contextlib.contextmanager
+def open_api(settings: Settings) -> Iterator[ApiWorld]:
+    app = create_app(settings)
+    engine = create_database_engine(settings.database_url.get_secret_value(), actor="test", pool_size=5)
+    with engine.begin() as connection:
+        tenant_id = ensure_tenant(connection, "acme")
+        key = create_api_key(connection, tenant_id, "test")
+    with AppThread(app) as server:
+        client = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        with client:
+            yield ApiWorld(settings, app, server.url, engine, client, key, tenant_id)
+    engine.dispose()
+
+
+@pytest.fixture
+def api(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[ApiWorld]:
+    with open_api(make_settings(database_url, redis_url, tmp_path / "home")) as opened:
+        yield opened
+
+
+def make_job(**changes: Any) -> dict[str, Any]:
+    return {"key": "job", "image": "fake", "steps": [{"name": "run", "run": "true"}], **changes}
+
+
+def make_batch(**changes: Any) -> dict[str, Any]:
+    return {"jobs": [make_job()], **changes}
+
+
+def submit(client: httpx.Client, body: dict[str, Any] | None = None, **headers: str) -> dict[str, Any]:
+    response = client.post("/v1/batches", json=body or make_batch(), headers=headers)
+    assert response.status_code == 202, response.text
+    return response.json()
+
+
+def first_trial(client: httpx.Client, batch_id: UUID | str) -> dict[str, Any]:
+    return client.get(f"/v1/batches/{batch_id}/trials").json()["items"][0]

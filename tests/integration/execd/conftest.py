@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from execd.bundle import build_bundle
+from tests.support.execd import RunningExecd, running_execd
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of the interpreter that runs the tests; built once."""
+    path = tmp_path_factory.mktemp("execd") / "bundle"
+    build_bundle(path)
+    return path
+
+
+@pytest.fixture
+def execd(bundle: Path, tmp_path: Path) -> Iterator[RunningExecd]:
+    """A daemon of its own for the test, with tmp_path as working directory and HOME."""
+    with running_execd(bundle, tmp_path) as daemon:
+        yield daemon

@@ -1,0 +1,82 @@
+"""A worker around the fake runtime, without Celery: bells are answered by the test."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from core.blobstore import BlobStore
+from repositories.dispatch import Bell
+from runtimes.base import Runtime
+from services.attempt_control import AttemptControl
+from services.attempt_runner import AttemptRunner, WorkerParts
+from services.jobspec import JobSpec
+from services.log_pump import LogWriter
+from tests.support.queue import QueueWorld, Seat
+
+__all__ = ["Bench", "running_bench"]
+
+
+class Bench:
+    """Runs one trial after the other through the real AttemptRunner."""
+
+    def __init__(self, world: QueueWorld, runtime: Runtime, folder: Path) -> None:
+        self.world = world
+        self.runtime = runtime
+        self.published: list[Any] = []
+        self.logs = LogWriter(world.engine, self.published.extend)
+        self.blobs = BlobStore(folder / "blobs")
+        self.seat: Seat = world.session()
+        self.tenant = world.tenant()
+        self.runner = AttemptRunner(
+            WorkerParts(
+                engine=world.engine,
+                runtimes={"fake": runtime},
+                blobs=self.blobs,
+                logs=self.logs,
+                node_id=self.seat.node_id,
+                log_cap_bytes=1 << 20,
+            )
+        )
+
+    def dispatch(self, spec: JobSpec, **columns: Any) -> Bell:
+        self.world.trials(self.tenant, 1, spec=spec, **columns)
+        self.world.dispatcher.tick()
+        return self.world.bells.rung[-1]
+
+    def run(self, spec: JobSpec, **columns: Any) -> dict[str, Any]:
+        """Run a trial of the spec to the end of its first attempt; gives the trial's row."""
+        return self.answer(self.dispatch(spec, **columns))
+
+    def answer(self, bell: Bell, control: AttemptControl | None = None) -> dict[str, Any]:
+        claimed = self.seat.claim(bell)
+        assert claimed is not None
+        self.runner.run(claimed, self.seat.session_id, control or AttemptControl())
+        return self.world.trial(bell.trial_id)
+
+    def start(self, spec: JobSpec) -> tuple[Bell, AttemptControl, threading.Thread]:
+        """Run a trial on a thread; join it."""
+        bell = self.dispatch(spec)
+        control = AttemptControl()
+        thread = threading.Thread(target=self.answer, args=(bell, control))
+        thread.start()
+        return bell, control, thread
+
+    def log_of(self, trial: UUID, fence: int = 1) -> list[tuple[str, str, bytes]]:
+        sql = (
+            "SELECT step, stream, bytes FROM log_chunks WHERE trial_id = %(id)s AND fence = %(f)s ORDER BY seq"
+        )
+        rows = self.world.execute(sql, id=trial, f=fence)
+        return [(row["step"], row["stream"], row["bytes"]) for row in rows]
+
+
+@contextmanager
+def running_bench(world: QueueWorld, runtime: Runtime, folder: Path) -> Iterator[Bench]:
+    bench = Bench(world, runtime, folder)
+    bench.logs.start()
+    try:
+        yield bench
+    finally:
+        bench.logs.stop()
