@@ -1,0 +1,176 @@
+"""One Redis subscription for all live log readers of this process.
+
+Messages only say early what the store will say anyway: they may be lost, and a reader that missed some is told so.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import redis.asyncio
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from core.logging import get_logger
+from repositories.log_reading import LogChunkRow
+
+__all__ = ["CHANNEL", "LogHub", "LogListener"]
+
+log = get_logger(__name__)
+
+CHANNEL = "log:{attempt_id}"
+_KEEP_OPEN = "log:-"
+"""Always subscribed: a subscription to nothing cannot be waited on."""
+
+_BUFFERED_CHUNKS = 64
+"""Chunks kept for a reader whose client is slow, 4 MiB at most; what comes then it reads from the store later."""
+
+_CONFIRM_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
+
+
+class LogListener:
+    """What has come in for one reader."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._chunks: asyncio.Queue[LogChunkRow | None] = asyncio.Queue(_BUFFERED_CHUNKS)
+        self._missed = False
+        self.confirmed = asyncio.Event()
+
+    async def next(self, timeout_seconds: float) -> LogChunkRow | None:
+        """Wait for the next chunk. None: look at the store, because nothing came in time or something was missed."""
+        if self._missed:
+            while not self._chunks.empty():
+                self._chunks.get_nowait()
+            self._missed = False
+            return None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._chunks.get()
+        except TimeoutError:
+            return None
+
+    def offer(self, chunk: LogChunkRow | None) -> None:
+        """Hand in a chunk, or None for "look at the store"."""
+        try:
+            self._chunks.put_nowait(chunk)
+        except asyncio.QueueFull:
+            self._missed = True
+
+
+class LogHub:
+    """Subscribes while somebody listens. Works without Redis: then nobody hears anything."""
+
+    def __init__(self, redis_url: str) -> None:
+        """redis_url: connects on `start`."""
+        self._client = redis.asyncio.Redis.from_url(
+            redis_url,
+            socket_connect_timeout=1.0,
+            socket_timeout=5.0,
+            health_check_interval=10,
+            socket_keepalive=True,
+        )
+        self._listeners: dict[str, set[LogListener]] = {}
+        self._telling = asyncio.Lock()
+        self._pubsub: PubSub | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to receive; must be called in the event loop that will listen."""
+        self._task = asyncio.create_task(self._run(), name="log-hub")
+
+    async def aclose(self) -> None:
+        """End all."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def listen(self, attempt_id: UUID) -> AsyncIterator[LogListener]:
+        """Listen to one attempt; returns when Redis has confirmed, or after a second without it."""
+        channel = CHANNEL.format(attempt_id=attempt_id)
+        listener = LogListener()
+        others = self._listeners.setdefault(channel, set())
+        others.add(listener)
+        try:
+            # A further reader of the same attempt asks again: only so does it know that it is heard from here on.
+            if await self._subscribe(channel):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CONFIRM_SECONDS):
+                        await listener.confirmed.wait()
+            yield listener
+        finally:
+            others.discard(listener)
+            if not others and self._listeners.get(channel) is others:
+                del self._listeners[channel]
+                await asyncio.shield(self._unsubscribe(channel))
+
+    async def _subscribe(self, channel: str) -> bool:
+        """Ask for a channel. False: Redis is away; what is wanted then is asked for on connecting."""
+        async with self._telling:
+            if self._pubsub is None:
+                return False
+            with contextlib.suppress(RedisError, OSError):
+                await self._pubsub.subscribe(channel)
+                return True
+            return False
+
+    async def _unsubscribe(self, channel: str) -> None:
+        async with self._telling:
+            # Somebody may have come meanwhile.
+            if self._pubsub is not None and channel not in self._listeners:
+                with contextlib.suppress(RedisError, OSError):
+                    await self._pubsub.unsubscribe(channel)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with self._client.pubsub() as pubsub:
+                    await pubsub.subscribe(_KEEP_OPEN, *self._listeners)
+                    self._pubsub = pubsub
+                    await self._receive(pubsub)
+            except (RedisError, OSError) as error:
+                log.warning("log_hub_disconnected", error=type(error).__name__)
+            finally:
+                self._pubsub = None
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _receive(self, pubsub: PubSub) -> None:
+        while True:
+            message = await pubsub.get_message(timeout=2.0)
+            if message is None:
+                continue
+            listeners = self._listeners.get(message["channel"].decode("ascii", "replace"), ())
+            if message["type"] == "subscribe":
+                for listener in listeners:
+                    listener.confirmed.set()
+                    # After a reconnect there may be a hole.
+                    listener.offer(None)
+            elif message["type"] == "message" and listeners:
+                chunk = _parse(message["data"])
+                for listener in listeners:
+                    listener.offer(chunk)
+
+
+def _parse(data: bytes) -> LogChunkRow | None:
+    """Read a message. None: it holds no chunk, and so says only that the store has changed."""
+    try:
+        value: dict[str, Any] = json.loads(data)
+        return LogChunkRow(
+            seq=int(value["seq"]),
+            at=datetime.fromisoformat(value["t"]),
+            stream=str(value["stream"]),
+            step=str(value["step"]),
+            data=base64.b64decode(value["b64"], validate=True),
+        )
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        return None

@@ -1,0 +1,117 @@
+"""Tenants and their API keys.
+
+A key is `sm_` and 40 random characters, 238 bits. Stored are its SHA-256 and its first ten characters, by which it is
+looked up; so much entropy needs no slow hash.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+
+from core.errors import ConflictError, InvalidRequestError, UnauthenticatedError
+from repositories.tenants import TenantRepository
+
+__all__ = ["Authenticator", "Principal", "authenticate", "create_api_key", "ensure_tenant", "revoke_api_key"]
+
+_ALPHABET = string.ascii_letters + string.digits
+_KEY = re.compile(r"sm_[A-Za-z0-9]{40}")
+_PREFIX_CHARS = 10
+_CACHE_SECONDS = 5.0
+"""How long a revoked key may still be honoured. Long enough to spare a busy client's requests the look-up."""
+_CACHE_ENTRIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. The tenant comes from the key and from nowhere else."""
+
+    tenant_id: int
+    key_id: UUID
+
+
+def ensure_tenant(connection: Connection, name: str) -> int:
+    """Give the id of the tenant of this name, made if missing."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        raise InvalidRequestError(
+            "a tenant name has 1 to 100 letters, digits, '.', '_' and '-'", field="name"
+        )
+    return TenantRepository(connection).ensure(name)
+
+
+def create_api_key(connection: Connection, tenant_id: int, name: str, *, key: str | None = None) -> str:
+    """Store a key for a tenant and give its text, which is kept nowhere.
+
+    key: None makes a new one; else this one, which may be stored already for the same tenant. Raises
+    InvalidRequestError for a key of another form, ConflictError for one that was revoked or belongs to another tenant.
+    """
+    text = key if key is not None else "sm_" + "".join(secrets.choice(_ALPHABET) for _ in range(40))
+    if not _KEY.fullmatch(text):
+        raise InvalidRequestError("an API key is 'sm_' and 40 letters or digits", field="key")
+    repository = TenantRepository(connection)
+    digest = _hash(text)
+    added = repository.add_key(tenant_id, name=name, prefix=text[:_PREFIX_CHARS], key_hash=digest)
+    if not added and repository.key_owner(digest) != tenant_id:
+        raise ConflictError("this API key is in use or was revoked", field="key")
+    return text
+
+
+def revoke_api_key(connection: Connection, tenant_id: int, key_id: UUID) -> bool:
+    """End a key; API processes follow within five seconds. False: no such live key."""
+    return TenantRepository(connection).revoke_key(tenant_id, key_id)
+
+
+def authenticate(connection: Connection, key: str) -> Principal:
+    """Find who a key belongs to. Raises UnauthenticatedError, the same whatever is wrong."""
+    if not _KEY.fullmatch(key):
+        raise _unauthenticated()
+    digest = _hash(key)
+    for row in TenantRepository(connection).keys(key[:_PREFIX_CHARS]):
+        if hmac.compare_digest(row.key_hash, digest):
+            return Principal(row.tenant_id, row.key_id)
+    raise _unauthenticated()
+
+
+class Authenticator:
+    """Authenticates with a short memory for keys that were good. Thread-safe."""
+
+    def __init__(self, engine: Engine, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """engine: used for keys not remembered."""
+        self._engine = engine
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[float, Principal]] = {}
+
+    def authenticate(self, key: str) -> Principal:
+        """Find who a key belongs to. Raises UnauthenticatedError."""
+        if not _KEY.fullmatch(key):
+            raise _unauthenticated()
+        digest = _hash(key)
+        now = self._monotonic()
+        with self._lock:
+            until, principal = self._known.get(digest, (0.0, None))
+        if principal is not None and now < until:
+            return principal
+        with self._engine.begin() as connection:
+            principal = authenticate(connection, key)
+        with self._lock:
+            if len(self._known) >= _CACHE_ENTRIES:
+                self._known.clear()
+            self._known[digest] = (now + _CACHE_SECONDS, principal)
+        return principal
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _unauthenticated() -> UnauthenticatedError:
+    return UnauthenticatedError("send a valid API key: 'Authorization: Bearer sm_...'")

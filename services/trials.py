@@ -1,0 +1,86 @@
+"""Trials and attempts: look, list, artifacts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from core.blobstore import StoredBlob
+from core.errors import NotFoundError
+from repositories.artifacts import ArtifactReadRepository, ArtifactRow
+from repositories.batches import BatchRepository
+from repositories.trials_read import AttemptRow, TrialFilter, TrialReadRepository, TrialRow
+
+__all__ = ["TrialDetails", "TrialService"]
+
+_REPORT_PAGE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDetails:
+    """A trial with all its attempts, oldest first."""
+
+    row: TrialRow
+    attempts: Sequence[AttemptRow]
+
+
+class TrialService:
+    """Trials of one tenant, inside the caller's transaction."""
+
+    def __init__(self, connection: Connection, tenant_id: int) -> None:
+        """Bind to one tenant. connection: the caller begins and commits."""
+        self._trials = TrialReadRepository(connection, tenant_id)
+        self._batches = BatchRepository(connection, tenant_id)
+        self._artifacts = ArtifactReadRepository(connection, tenant_id)
+
+    def get(self, trial_id: UUID) -> TrialDetails:
+        """Look one up. Raises NotFoundError."""
+        row = self._require(trial_id)
+        return TrialDetails(row, self._trials.attempts([trial_id]).get(trial_id, []))
+
+    def get_attempt(self, attempt_id: UUID) -> AttemptRow:
+        """Look one up. Raises NotFoundError."""
+        row = self._trials.find_attempt(attempt_id)
+        if row is None:
+            raise NotFoundError("attempt", attempt_id)
+        return row
+
+    def page_of_batch(
+        self, batch_id: UUID, wanted: TrialFilter, *, after: UUID | None, limit: int
+    ) -> list[TrialRow]:
+        """List trials by job, then index. Raises NotFoundError for the batch."""
+        if self._batches.find(batch_id) is None:
+            raise NotFoundError("batch", batch_id)
+        return self._trials.page_of_batch(batch_id, wanted, after=after, limit=limit)
+
+    def all_of_batch(self, batch_id: UUID) -> list[TrialDetails]:
+        """Read all trials with their attempts, for a report."""
+        found: list[TrialDetails] = []
+        after: UUID | None = None
+        while True:
+            rows = self._trials.page_of_batch(batch_id, TrialFilter(), after=after, limit=_REPORT_PAGE)
+            attempts = self._trials.attempts([row.id for row in rows])
+            found += [TrialDetails(row, attempts.get(row.id, [])) for row in rows]
+            if len(rows) < _REPORT_PAGE:
+                return found
+            after = rows[-1].id
+
+    def page_artifacts(self, trial_id: UUID, *, after: str | None, limit: int) -> list[ArtifactRow]:
+        """List the files kept from the trial's last attempt, by path. Raises NotFoundError for the trial."""
+        self._require(trial_id)
+        return self._artifacts.page(trial_id, after=after, limit=limit)
+
+    def get_artifact(self, trial_id: UUID, path: str) -> StoredBlob:
+        """Look one up by its path in the sandbox. Raises NotFoundError."""
+        self._require(trial_id)
+        row = self._artifacts.find(trial_id, path)
+        if row is None:
+            raise NotFoundError("artifact", path)
+        return StoredBlob(row.digest, row.size_bytes)
+
+    def _require(self, trial_id: UUID) -> TrialRow:
+        row = self._trials.find(trial_id)
+        if row is None:
+            raise NotFoundError("trial", trial_id)
+        return row

@@ -1,0 +1,54 @@
+"""Wake-ups over Redis: best effort, sent after the commit. Who sleeps also looks by the clock, so one may be lost."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import redis
+
+__all__ = ["CANCEL_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
+
+SCHEDULER_CHANNEL = "sched:wake"
+CANCEL_CHANNEL = "cancel:{node_id}"
+_PAUSE_SECONDS = 2.0
+"""After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
+
+
+class Wake:
+    """Sends wake-ups. Never raises; a call takes at most about a second."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        """client: with socket timeouts of about a second, as `connect` makes it. The caller closes it."""
+        self._client = client
+        self._lock = threading.Lock()
+        self._resume_at = 0.0
+
+    @staticmethod
+    def connect(url: str) -> redis.Redis:
+        """Make a client fit for wake-ups; connects on first use."""
+        return redis.Redis.from_url(
+            url, socket_timeout=1.0, socket_connect_timeout=1.0, retry_on_timeout=False
+        )
+
+    def scheduler(self) -> None:
+        """Tell the scheduler that there is something to do."""
+        self._publish(SCHEDULER_CHANNEL, "1")
+
+    def cancelled(self, nodes: Mapping[UUID, Sequence[UUID]]) -> None:
+        """Tell workers which of their trials are to be cancelled, by node, and the scheduler; the rows say how."""
+        for node_id, trial_ids in nodes.items():
+            message = json.dumps({"trial_ids": [str(trial_id) for trial_id in trial_ids]})
+            self._publish(CANCEL_CHANNEL.format(node_id=node_id), message)
+        self.scheduler()
+
+    def _publish(self, channel: str, message: str) -> None:
+        with self._lock:
+            if time.monotonic() < self._resume_at:
+                return
+        try:
+            self._client.publish(channel, message)
+        except (redis.RedisError, OSError):
+            with self._lock:
+                self._resume_at = time.monotonic() + _PAUSE_SECONDS
