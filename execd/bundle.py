@@ -1,0 +1,292 @@
+"""Building the bundle: execd with this interpreter, its loader, and as little of the library as it needs.
+
+It runs in any Linux image of this architecture, even an empty one, since it takes nothing from it. Build:
+`python -m execd.bundle OUT`. Run inside the sandbox, with OUT mounted read-only: `bundle_command()`.
+Never imported by the daemon.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import marshal
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Final
+
+from execd.elf import ElfError, needed_libraries, program_interpreter
+from execd.envs import ORIGINAL_PREFIX
+
+__all__ = [
+    "BUNDLE_MOUNT",
+    "BundleError",
+    "build_bundle",
+    "bundle_command",
+    "bundle_digest",
+    "shield_loader_variables",
+]
+
+BUNDLE_MOUNT: Final = "/.sbx"
+"""Where the bundle is mounted in every sandbox."""
+
+_LOADER: Final = "lib/ld.so"
+_INTERPRETER: Final = "bin/python3"
+_PROGRAM: Final = "app/execd.pyc"
+
+_PRELOAD_FILE: Final = b"/etc/ld.so.preload\0"
+_NO_PRELOAD_FILE: Final = b"/.sbx/no-such-file\0"
+
+_LOADER_VARIABLES: Final = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
+_UNCHECKED_HASH: Final = (1).to_bytes(4, "little") + bytes(8)
+
+# Imported by the interpreter or by execd only in some situations, so that importing the daemon does not show them.
+_LATE_MODULES: Final = (
+    "os", "ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "encodings.unicode_escape",
+    "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread",
+)  # fmt: skip
+
+_PROBE: Final = """
+import importlib, json, sys
+sys.modules["ssl"] = None
+sys.path += json.loads(sys.argv[1])
+for name in ["execd.daemon", *json.loads(sys.argv[2])]:
+    importlib.import_module(name)
+modules = {name: module for name, module in sys.modules.items() if module and name != "__main__"}
+print(json.dumps({name: getattr(module, "__file__", None) for name, module in modules.items()}))
+"""
+
+
+class BundleError(Exception):
+    """The bundle cannot be built here; the text says why."""
+
+
+def build_bundle(out: Path) -> None:
+    """Build the bundle of this interpreter at `out`; an older one there is replaced in one step.
+
+    All of it is readable by everyone, whatever the umask. Raises BundleError.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        _fill(work)
+        _make_readable(work)
+        _check(work)
+        _put_in_place(work, out)
+    except (OSError, ElfError, subprocess.SubprocessError) as error:
+        raise BundleError(f"cannot build the execd bundle: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def bundle_digest() -> str:
+    """Hex digest of all that goes into the bundle, cheap enough to ask at every start: a name for a cached build."""
+    interpreter = _base_interpreter()
+    status = interpreter.stat()
+    facts = [
+        sys.version,
+        platform.machine(),
+        os.confstr("CS_GNU_LIBC_VERSION") or "",
+        str(interpreter),
+        str(status.st_size),
+        str(status.st_mtime_ns),
+    ]
+    digest = hashlib.sha256("\0".join(facts).encode())
+    for source in sorted([*Path(__file__).parent.glob("*.py"), *_package_folder("h11").glob("*.py")]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def bundle_command(mount: str = BUNDLE_MOUNT, *, args: Sequence[str] = ()) -> list[str]:
+    """Give the argv that starts execd where the bundle is mounted. args: flags of execd, see `execd.options`."""
+    return [
+        f"{mount}/{_LOADER}",
+        "--inhibit-cache",
+        "--argv0",
+        f"{mount}/{_INTERPRETER}",
+        "--library-path",
+        f"{mount}/lib",
+        f"{mount}/{_INTERPRETER}",
+        "-I",
+        "-S",
+        "-X",
+        "utf8",
+        f"{mount}/{_PROGRAM}",
+        *args,
+    ]
+
+
+def shield_loader_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment to start execd with: loader settings of the image reach its commands, not execd."""
+    shielded: dict[str, str] = {}
+    for name, value in env.items():
+        if name.startswith(_LOADER_VARIABLES):
+            shielded[name] = (
+                ""  # blank, since a container engine would otherwise merge the image's value in again
+            )
+            shielded[ORIGINAL_PREFIX + name] = value
+        else:
+            shielded[name] = value
+    return shielded
+
+
+def _fill(work: Path) -> None:
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    library = work / "lib" / version
+    extensions = library / "lib-dynload"
+    for folder in (work / "bin", work / "app", extensions):
+        folder.mkdir(parents=True)
+    interpreter = _base_interpreter()
+    shutil.copyfile(interpreter, work / _INTERPRETER)
+    binaries = [interpreter]
+    for name, origin in _probe(interpreter).items():
+        if origin is not None and origin.endswith(tuple(EXTENSION_SUFFIXES)):
+            shutil.copyfile(origin, extensions / Path(origin).name)
+            binaries.append(Path(origin))
+            continue
+        source = Path(origin) if origin else _frozen_source(name)
+        if source is not None and source.suffix == ".py":
+            _write_module(name, source, library)
+    main = Path(__file__).with_name("__main__.py")
+    _write_code(_code_of("__main__", main, "execd/__main__.py"), work / _PROGRAM)
+    _copy_libraries(binaries, work)
+    _strip(
+        [work / _INTERPRETER, *(work / "lib").glob("*.so*"), *extensions.glob("*.so")], keep=work / _LOADER
+    )
+
+
+def _probe(interpreter: Path) -> dict[str, str | None]:
+    """Import the daemon in a bare interpreter and give the file of every module that came with it."""
+    roots = [str(Path(__file__).parent.parent), str(_package_folder("h11").parent)]
+    lists = [json.dumps(roots), json.dumps(_LATE_MODULES)]
+    command = [str(interpreter), "-I", "-S", "-X", "utf8", "-c", _PROBE, *lists]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})
+    if result.returncode != 0:
+        raise BundleError(f"{interpreter} cannot import execd: {result.stderr.strip()[-500:]}")
+    found: dict[str, str | None] = json.loads(result.stdout)
+    return found
+
+
+def _base_interpreter() -> Path:
+    """The interpreter itself, not the link to it in a virtual environment."""
+    return Path(getattr(sys, "_base_executable", sys.executable) or sys.executable).resolve()
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise BundleError(f"the package {name} is not installed")
+    return Path(spec.origin).parent
+
+
+def _frozen_source(name: str) -> Path | None:
+    """The source of a module frozen into the interpreter; None for one written in C."""
+    base = Path(sysconfig.get_path("stdlib"), *name.split("."))
+    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _write_module(name: str, source: Path, library: Path) -> None:
+    parts = name.split(".")
+    relative = (
+        Path(*parts, "__init__.py") if source.name == "__init__.py" else Path(*parts).with_suffix(".py")
+    )
+    _write_code(_code_of(name, source, str(relative)), library / relative.with_suffix(".pyc"))
+
+
+def _code_of(name: str, source: Path, shown: str) -> CodeType:
+    """Compile, from the interpreter's cache if it has the module; `shown` becomes the file name in tracebacks."""
+    code = SourceFileLoader(name, str(source)).get_code(name)
+    if code is None:
+        raise BundleError(f"no code in {source}")
+    return _with_file_name(code, shown)
+
+
+def _with_file_name(code: CodeType, shown: str) -> CodeType:
+    constants = tuple(
+        _with_file_name(item, shown) if isinstance(item, CodeType) else item for item in code.co_consts
+    )
+    return code.replace(co_filename=shown, co_consts=constants)
+
+
+def _write_code(code: CodeType, target: Path) -> None:
+    # An unchecked hash: the interpreter looks for no source beside it.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + marshal.dumps(code))
+
+
+def _copy_libraries(binaries: Sequence[Path], work: Path) -> None:
+    loader = program_interpreter(binaries[0])
+    if "ld-linux" not in loader.name and "ld64" not in loader.name:
+        raise BundleError(f"{binaries[0]} uses {loader}; only glibc's loader is supported")
+    image = loader.read_bytes()
+    if _PRELOAD_FILE not in image:
+        raise BundleError(f"{loader} does not name /etc/ld.so.preload where it was expected")
+    # Our loader must not obey a preload file of the image: it would run foreign code in execd.
+    (work / _LOADER).write_bytes(image.replace(_PRELOAD_FILE, _NO_PRELOAD_FILE))
+    libraries: dict[str, Path] = {}
+    for binary in binaries:
+        libraries |= needed_libraries(binary, loader)
+    for name, path in libraries.items():
+        if path != loader and name != loader.name:
+            shutil.copyfile(path, work / "lib" / name)
+
+
+def _strip(files: Sequence[Path], *, keep: Path) -> None:
+    """Drop debug symbols where binutils is installed; without it the bundle is only larger."""
+    strip = shutil.which("strip")
+    targets = [str(file) for file in files if file != keep]
+    if strip is not None:
+        subprocess.run([strip, "--strip-unneeded", *targets], capture_output=True, timeout=60, check=False)
+
+
+def _make_readable(work: Path) -> None:
+    executables = {work / _LOADER, work / _INTERPRETER}
+    work.chmod(0o755)
+    for path in work.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path in executables else 0o644)
+
+
+def _check(work: Path) -> None:
+    command = bundle_command(str(work), args=["--help"])
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})
+    if result.returncode != 0:
+        raise BundleError(f"the bundle does not start: {result.stderr.strip()[-500:]}")
+
+
+def _put_in_place(work: Path, out: Path) -> None:
+    old = work.with_name(work.name + ".old")
+    if out.exists():
+        out.rename(old)
+    try:
+        work.rename(out)
+    except OSError:
+        # Another builder was faster; its bundle is as good.
+        if not (out / _PROGRAM).is_file():
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m execd.bundle", description="Build the execd bundle.")
+    parser.add_argument("out", type=Path, help="directory to build; replaced if it exists")
+    arguments = parser.parse_args()
+    try:
+        build_bundle(arguments.out.absolute())
+    except BundleError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,272 @@
+"""One client's connection: requests one after the other, each as an `Exchange`."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+
+from execd.errors import ExecdError, InvalidBodyError, PayloadTooLargeError, RequestTimeoutError
+from execd.target import Target, parse_target
+
+__all__ = ["READ_BYTES", "Connection", "Exchange", "Handler", "Limits"]
+
+READ_BYTES: Final = 64 * 1024
+_MAX_PIPELINED_BYTES: Final = 64 * 1024
+_LINGER_BYTES: Final = 4 * 1024 * 1024
+_LINGER_SECONDS: Final = 1.0
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take. A body must come at minimum_body_rate once body_grace_seconds are over."""
+
+    connections: int = 256
+    header_bytes: int = 16 * 1024
+    json_bytes: int = 16 * 1024 * 1024
+    upload_bytes: int = 16 * 1024**3
+    idle_seconds: float = 120.0
+    header_seconds: float = 20.0
+    body_grace_seconds: float = 60.0
+    minimum_body_rate: int = 1024
+    write_stall_seconds: float = 60.0
+
+
+class Exchange:
+    """One request and its response. Bytes go out only through `reply…`, or `start` and `send`."""
+
+    def __init__(self, connection: "Connection", request: h11.Request) -> None:
+        self.method = request.method.decode("ascii")
+        self.target: Target = parse_target(request.target)
+        self._headers = {bytes(name): bytes(value) for name, value in request.headers}
+        self._connection = connection
+        self.is_started = False
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of this server."""
+        return self._connection.limits
+
+    def header(self, name: str) -> str | None:
+        """Give a request header; the last one if it was repeated."""
+        value = self._headers.get(name.lower().encode("ascii"))
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self, *, max_bytes: int) -> AsyncIterator[bytes]:
+        """Give the body as it comes. Raises PayloadTooLargeError, RequestTimeoutError, InvalidBodyError."""
+        declared = self.header("content-length")
+        if declared is not None and int(declared) > max_bytes:
+            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
+        received = 0
+        started = time.monotonic()
+        limits = self.limits
+        while True:
+            allowed = limits.body_grace_seconds + received / limits.minimum_body_rate
+            try:
+                async with asyncio.timeout(started + allowed - time.monotonic()):
+                    event = await self._connection.next_event()
+            except TimeoutError as error:
+                raise RequestTimeoutError("the body comes too slowly") from error
+            except h11.RemoteProtocolError as error:
+                raise InvalidBodyError(f"the body is broken: {error}") from error
+            if not isinstance(event, h11.Data):
+                return
+            received += len(event.data)
+            if received > max_bytes:
+                raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
+            yield bytes(event.data)
+
+    async def read_body(self) -> bytes:
+        """Give the whole body of a JSON route. Raises as `body`."""
+        return b"".join([part async for part in self.body(max_bytes=self.limits.json_bytes)])
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back once if the client goes away during the response. The body must have been read."""
+        self._connection.watch_peer(callback)
+
+    async def reply(self, status: int, body: bytes = b"", *, headers: Headers = ()) -> None:
+        """Send a whole response."""
+        self.is_started = True
+        await self._connection.write(
+            h11.Response(status_code=status, headers=[*headers, ("content-length", str(len(body)))]),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+
+    async def reply_json(self, status: int, document: Any, *, headers: Headers = ()) -> None:
+        """Send a JSON document."""
+        body = json.dumps(document, separators=(",", ":")).encode("ascii")
+        await self.reply(status, body, headers=[("content-type", "application/json"), *headers])
+
+    async def start(self, status: int, headers: Headers, *, first: bytes = b"") -> None:
+        """Begin a response whose body follows by `send`; chunked unless headers hold a content-length."""
+        self.is_started = True
+        await self._connection.write(
+            h11.Response(status_code=status, headers=list(headers)), h11.Data(data=first)
+        )
+
+    async def send(self, data: bytes, *, patient: bool = False) -> None:
+        """Send a part and wait until the client can take more.
+
+        patient: wait as long as it takes; otherwise a client that takes nothing for a minute is given up.
+        """
+        await self._connection.write(h11.Data(data=data), patient=patient)
+
+    async def finish(self) -> None:
+        """End a response begun with `start`."""
+        await self._connection.write(h11.EndOfMessage())
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Connection:
+    """One client: requests one after the other."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler, limits: Limits
+    ) -> None:
+        self.limits = limits
+        self._reader = reader
+        self._writer = writer
+        self._handler = handler
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve until the client or an error ends it."""
+        while True:
+            try:
+                request = await self._next_request()
+                exchange = Exchange(self, request) if request else None
+            except h11.RemoteProtocolError as error:
+                await self._reply_error(error.error_status_hint, "BAD_REQUEST", str(error))
+                return
+            except ExecdError as error:
+                await self.refuse(error)
+                return
+            if exchange is None:
+                return
+            try:
+                await self._handler(exchange)
+            finally:
+                await self._stop_watching()
+            if not await self._is_reusable():
+                return
+
+    async def next_event(self) -> h11.Event | type[h11.PAUSED]:
+        """Give the next event of the request, reading as needed. Raises h11.RemoteProtocolError."""
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event  # type: ignore[return-value]  # NEED_DATA is the only other member of the union
+            if self._http.they_are_waiting_for_100_continue:
+                await self.write(h11.InformationalResponse(status_code=100, headers=[]))
+            self._http.receive_data(await self._reader.read(READ_BYTES))
+
+    async def write(self, *events: h11.Event, patient: bool = False) -> None:
+        """Send events in one write and wait for room. Raises OSError, TimeoutError when the client stalls."""
+        parts = [self._http.send(event) for event in events]
+        self._writer.write(b"".join([part for part in parts if part]))
+        if patient:
+            await self._writer.drain()
+        else:
+            async with asyncio.timeout(self.limits.write_stall_seconds):
+                await self._writer.drain()
+
+    def watch_peer(self, callback: Callable[[], None]) -> None:
+        """Call back once the client closes its side."""
+        self._watch = asyncio.get_running_loop().create_task(self._watch_peer(callback))
+
+    async def refuse(self, error: ExecdError) -> None:
+        """Answer an error outside of any route, and close."""
+        await self._reply_error(error.status, error.code, error.message)
+
+    def drop(self) -> None:
+        """Close at once."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._writer.close()
+
+    async def _next_request(self) -> h11.Request | None:
+        """Give the next request; None when the client closed or was silent for too long."""
+        if not self._http.trailing_data[0]:
+            try:
+                async with asyncio.timeout(self.limits.idle_seconds):
+                    data = await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                return None
+            self._http.receive_data(data)
+        async with asyncio.timeout(self.limits.header_seconds):
+            event = await self.next_event()
+        return event if isinstance(event, h11.Request) else None
+
+    async def _is_reusable(self) -> bool:
+        """Make ready for the next request; False (after a lingering close) if that is not possible."""
+        if self._http.our_state is h11.DONE and self._has_whole_request():
+            self._http.start_next_cycle()
+            return True
+        await self._linger()
+        return False
+
+    def _has_whole_request(self) -> bool:
+        """Take the end of a request whose body no one read, if it has come already."""
+        while self._http.their_state is h11.SEND_BODY:
+            try:
+                if self._http.next_event() is h11.NEED_DATA:
+                    return False
+            except h11.RemoteProtocolError:
+                return False
+        return self._http.their_state is h11.DONE
+
+    async def _linger(self) -> None:
+        """Take what the client still sends, for a moment: a reset would destroy the answer on its way."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        rest = _LINGER_BYTES
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while rest > 0 and (data := await self._reader.read(READ_BYTES)):
+                    rest -= len(data)
+        except TimeoutError:
+            return
+
+    async def _reply_error(self, status: int, code: str, message: str) -> None:
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = json.dumps({"code": code, "message": message}).encode("ascii")
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        await self.write(
+            h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()
+        )
+        await self._linger()
+
+    async def _watch_peer(self, callback: Callable[[], None]) -> None:
+        pipelined = 0
+        try:
+            while pipelined <= _MAX_PIPELINED_BYTES:
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    break
+                pipelined += len(data)
+                self._http.receive_data(data)
+        except OSError:
+            pass
+        callback()
+        # A writer that waits for room would not notice by itself.
+        self._writer.transport.abort()
+
+    async def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+            self._watch = None

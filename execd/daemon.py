@@ -1,0 +1,113 @@
+"""Building the daemon from its options, and its life from start to signal."""
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from execd import kernel
+from execd.accounts import Accounts
+from execd.command_routes import CommandRoutes
+from execd.commands import ExecutionTable
+from execd.connection import Limits
+from execd.envs import CommandEnvironment, initial_environment
+from execd.file_routes import FileRoutes
+from execd.options import USAGE, Options, OptionsError, parse_options
+from execd.reaper import Reaper
+from execd.routes import Routes
+from execd.server import Server
+
+__all__ = ["main"]
+
+log = logging.getLogger("execd")
+
+_BACKLOG = 512
+_OWN_DESCRIPTORS = 64
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen."""
+    environment = initial_environment()
+    try:
+        options = parse_options(arguments, environment)
+    except OptionsError as error:
+        sys.stderr.write(f"execd: {error}\n{USAGE}")
+        return 2
+    if options.is_help:
+        sys.stdout.write(USAGE)
+        return 0
+    logging.basicConfig(
+        stream=sys.stderr, level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        _prepare_process(options)
+        listener = _open_listener(options)
+    except OSError as error:
+        sys.stderr.write(f"execd: {error}\n")
+        return 1
+    except ValueError as error:
+        sys.stderr.write(f"execd: --rlimit: {error}\n")
+        return 1
+    gc.freeze()
+    asyncio.run(_serve(options, environment, listener))
+    return 0
+
+
+def _prepare_process(options: Options) -> None:
+    """Bring limits, signals, descriptors and kernel settings to what children shall inherit."""
+    kernel.set_process_name("execd")
+    # Python's own SIGPIPE and SIGXFSZ are put back in every child; what else is ignored came from our parent.
+    for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    kernel.close_other_descriptors(keep=set() if options.listen_fd is None else {options.listen_fd})
+    for number, value in options.rlimits.items():
+        resource.setrlimit(number, (value, value))
+    if not kernel.adopt_orphans():
+        log.warning("orphans_not_adopted")
+    if options.access_token:
+        if not kernel.wipe_secret(options.access_token):
+            log.warning("access_token_not_wiped")
+        if not kernel.hide_memory():
+            log.warning("memory_not_hidden")
+
+
+def _open_listener(options: Options) -> socket.socket:
+    if options.listen_fd is not None:
+        listener = socket.socket(fileno=options.listen_fd)
+        listener.set_inheritable(False)
+    else:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+async def _serve(options: Options, environment: Mapping[str, str], listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    reaper = Reaper()
+    reaper.start()
+    # A command holds up to five descriptors while it starts and three after; they must not run out.
+    descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) - _OWN_DESCRIPTORS
+    limits = Limits(connections=max(8, min(256, descriptors // 6)))
+    accounts = Accounts()
+    table = ExecutionTable(CommandEnvironment(environment), accounts, reaper, max_running=limits.connections)
+    commands = CommandRoutes(table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1")
+    server = Server(Routes(commands, FileRoutes(accounts), access_token=options.access_token).handle, limits)
+    await server.start(listener)
+    log.info("execd_started pid=%d", os.getpid())
+    await stop.wait()
+    await server.stop(grace_seconds=options.grace_seconds)
+    await table.kill_all()
+    commands.close()

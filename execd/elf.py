@@ -1,0 +1,47 @@
+"""What the bundle builder needs to know about ELF files: their loader and their libraries."""
+
+import re
+import struct
+import subprocess
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ElfError", "needed_libraries", "program_interpreter"]
+
+_PT_INTERP: Final = 3
+_LISTED = re.compile(r"^\s*(?:(\S+) => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_MISSING = re.compile(r"^\s*(\S+) => not found$", re.MULTILINE)
+
+
+class ElfError(Exception):
+    """The file is not a dynamically linked 64-bit program, or one of its libraries is missing."""
+
+
+def program_interpreter(program: Path) -> Path:
+    """Give the dynamic loader a program asks for. Raises ElfError."""
+    image = program.read_bytes()
+    if image[:5] != b"\x7fELF\x02" or image[5] != 1:
+        raise ElfError(f"{program} is not a 64-bit little-endian ELF file")
+    (table,) = struct.unpack_from("<Q", image, 32)
+    entry_size, entries = struct.unpack_from("<HH", image, 54)
+    for index in range(entries):
+        kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", image, table + index * entry_size)
+        if kind == _PT_INTERP:
+            return Path(image[offset : offset + size].rstrip(b"\0").decode())
+    raise ElfError(f"{program} is statically linked")
+
+
+def needed_libraries(binary: Path, loader: Path) -> dict[str, Path]:
+    """Give all libraries the loader would map for a binary, by name. Raises ElfError."""
+    result = subprocess.run(
+        [loader, "--list", binary],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"LC_ALL": "C"},
+    )
+    missing = _MISSING.findall(result.stdout)
+    if result.returncode != 0 or missing:
+        raise ElfError(f"{binary}: libraries not found: {', '.join(missing) or result.stderr.strip()}")
+    return {name or Path(path).name: Path(path) for name, path in _LISTED.findall(result.stdout)}

@@ -1,0 +1,73 @@
+"""Settings of this process that only the kernel knows: adopting orphans, and secrecy of its memory."""
+
+import importlib
+import os
+import re
+from typing import Final
+
+__all__ = ["adopt_orphans", "close_other_descriptors", "hide_memory", "set_process_name", "wipe_secret"]
+
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of orphaned descendants. False where the kernel refuses; pid 1 is it already."""
+    return os.getpid() == 1 or _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> bool:
+    """Keep other processes of this user from reading this one's memory and environment."""
+    return _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def wipe_secret(secret: str) -> bool:
+    """Overwrite a secret in the argument and environment areas that `ps` and /proc show. False if not possible."""
+    needle = secret.encode("utf-8", "surrogateescape")
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            stat = file.read()
+        fields = [int(field) for field in stat[stat.rfind(b")") + 4 :].split()]
+        # Counted from the fourth field of proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51.
+        arg_start, _, _, env_end = fields[44:48]
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(arg_start)
+            area = memory.read(env_end - arg_start)
+            for match in re.finditer(re.escape(needle), area):
+                memory.seek(arg_start + match.start())
+                memory.write(b"*" * len(needle))
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def set_process_name(name: str) -> None:
+    """Give `ps` a name; the kernel's own would be that of the loader."""
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write(name)
+    except OSError:
+        return
+
+
+def close_other_descriptors(keep: set[int]) -> None:
+    """Close everything inherited beyond standard streams and `keep`."""
+    try:
+        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:
+        numbers = set(range(3, 256))
+    for fd in numbers - keep - {0, 1, 2}:
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # the listing's own descriptor
+
+
+def _prctl(option: int, value: int) -> bool:
+    # Loaded only here: pid 1 without a token, the usual case, starts without it.
+    try:
+        ctypes = importlib.import_module("ctypes")
+    except ImportError:
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)

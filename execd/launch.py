@@ -1,0 +1,201 @@
+"""Starting the main process of a command."""
+
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from execd.accounts import Accounts
+from execd.envs import DEFAULT_PATH, expand_directory
+from execd.errors import InvalidBodyError
+from execd.processes import process_start
+from execd.requests import CommandRequest
+
+__all__ = ["Launched", "StartFailedError", "launch"]
+
+_MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
+"""The kernel's MAX_ARG_STRLEN without the final NUL; a longer script goes through a file in memory."""
+
+_CHILD_UMASK: Final = 0o022
+
+
+class StartFailedError(Exception):
+    """The program could not be started; the text is the operating system's."""
+
+
+@dataclass(slots=True)
+class Launched:
+    """A started process. outputs: our read ends by stream name. stdin_fd: our write end, if input is to be fed.
+
+    popen: only its returncode is to be set once the process was waited for, which keeps it from waiting itself.
+    """
+
+    popen: subprocess.Popen[bytes]
+    start_ticks: int
+    outputs: dict[str, int]
+    stdin_fd: int | None
+
+    @property
+    def pid(self) -> int:
+        """Process, session and process group id."""
+        return self.popen.pid
+
+
+@dataclass(slots=True)
+class _Plumbing:
+    """Pipe ends and other descriptors of one start; all are closed unless taken over."""
+
+    ours: list[int] = field(default_factory=list)
+    theirs: list[int] = field(default_factory=list)
+
+    def pipe_out(self) -> tuple[int, int]:
+        """A pipe the child writes to: our end, its end."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read_end, False)
+        self.ours.append(read_end)
+        self.theirs.append(write_end)
+        return read_end, write_end
+
+    def pipe_in(self) -> tuple[int, int]:
+        """A pipe the child reads from: our end, its end."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        self.ours.append(write_end)
+        self.theirs.append(read_end)
+        return write_end, read_end
+
+
+def launch(request: CommandRequest, env: Mapping[str, str], accounts: Accounts) -> Launched:
+    """Start the process in its own session, with only fds 0, 1, 2, default signals and umask 022.
+
+    Raises InvalidBodyError for a directory or user that cannot be used, StartFailedError for the rest.
+    """
+    cwd = _directory(request.cwd, env, accounts)
+    identity = _identity(request, accounts)
+    plumbing = _Plumbing()
+    try:
+        return _start(request, env, cwd, identity, plumbing)
+    except (OSError, subprocess.SubprocessError) as error:
+        for fd in plumbing.ours:
+            os.close(fd)
+        if identity and isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EINVAL):
+            raise InvalidBodyError(
+                f"uid: execd may not become user {request.uid}: {error.strerror}"
+            ) from error
+        raise StartFailedError(_start_failure_text(error, request)) from error
+    finally:
+        for fd in plumbing.theirs:
+            os.close(fd)
+
+
+def _start(
+    request: CommandRequest,
+    env: Mapping[str, str],
+    cwd: str,
+    identity: dict[str, int | list[int]],
+    plumbing: _Plumbing,
+) -> Launched:
+    argv, executable, script_fd = _program(request, env, plumbing)
+    outputs: dict[str, int] = {}
+    outputs["stdout"], out_end = plumbing.pipe_out()
+    err_end = subprocess.STDOUT
+    if not request.merge_stderr:
+        outputs["stderr"], err_end = plumbing.pipe_out()
+    stdin_fd, in_end = plumbing.pipe_in() if request.stdin is not None else (None, subprocess.DEVNULL)
+    popen = subprocess.Popen(
+        argv,
+        executable=executable,
+        cwd=cwd,
+        env=env,
+        stdin=in_end,
+        stdout=out_end,
+        stderr=err_end,
+        start_new_session=True,
+        umask=_CHILD_UMASK,
+        pass_fds=() if script_fd is None else (script_fd,),
+        **identity,  # type: ignore[call-overload]  # the overloads cannot see through **kwargs
+    )
+    return Launched(popen, process_start(popen.pid), outputs, stdin_fd)
+
+
+def _program(
+    request: CommandRequest, env: Mapping[str, str], plumbing: _Plumbing
+) -> tuple[list[str], str | None, int | None]:
+    """Give argv, the executable if it is not to be looked up, and the descriptor of a long script."""
+    if request.argv is not None:
+        return list(request.argv), None, None
+    script = (request.command or "").encode("utf-8")
+    name, executable = _shell(env)
+    if len(script) <= _MAX_ARGUMENT_BYTES:
+        return [name, "-c", request.command or ""], executable, None
+    fd = os.memfd_create("command", os.MFD_CLOEXEC)
+    plumbing.theirs.append(fd)
+    # The shell opens the script anew, so the inherited descriptor is closed before the script's first word.
+    # Plain sh knows one-digit descriptors only; a higher one stays open there.
+    closing = b"exec %d<&-;" % fd if name == "bash" or fd < 10 else b""
+    _write_all(fd, closing + script)
+    return [name, f"/proc/self/fd/{fd}"], executable, fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _shell(env: Mapping[str, str]) -> tuple[str, str]:
+    directories = [*env.get("PATH", DEFAULT_PATH).split(":"), "/bin", "/usr/bin"]
+    for name in ("bash", "sh"):
+        for directory in directories:
+            candidate = os.path.join(directory or ".", name)
+            if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+                return name, candidate
+    raise FileNotFoundError(errno.ENOENT, "neither bash nor sh is in this image", "sh")
+
+
+def _directory(cwd: str | None, env: Mapping[str, str], accounts: Accounts) -> str:
+    if cwd is None:
+        return os.getcwd() if _own_directory_exists() else "/"
+    account = accounts.user_by_id(os.geteuid()) if cwd.startswith("~") and "HOME" not in env else None
+    try:
+        path = expand_directory(cwd, env, home=account.home if account else "/")
+    except KeyError as error:
+        raise InvalidBodyError(f"cwd: variable {error.args[0]} is not set") from error
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return path
+        reason = "Not a directory"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise InvalidBodyError(f"cwd: {path}: {reason}")
+
+
+def _own_directory_exists() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
+def _identity(request: CommandRequest, accounts: Accounts) -> dict[str, int | list[int]]:
+    """Keywords for Popen; empty when the process keeps execd's user."""
+    if request.uid is None:
+        return {}
+    gid = request.gid
+    if gid is None:
+        account = accounts.user_by_id(request.uid)
+        gid = account.gid if account else request.uid
+    if (request.uid, gid) == (os.geteuid(), os.getegid()):
+        return {}
+    return {"user": request.uid, "group": gid, "extra_groups": []}
+
+
+def _start_failure_text(error: OSError | subprocess.SubprocessError, request: CommandRequest) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    subject = error.filename or (request.argv[0] if request.argv else "sh")
+    return f"{subject}: {error.strerror or error}"

@@ -1,0 +1,155 @@
+"""Reading the body of `POST /command`. Strict: unknown fields and wrong types are refused by name."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from execd.envs import is_reserved_name
+from execd.errors import InvalidBodyError
+
+__all__ = ["CommandRequest", "parse_command_request", "parse_json"]
+
+_MAX_TIMEOUT_MS: Final = 10**12
+_MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
+_MAX_ARGUMENTS: Final = 100_000
+_MAX_VARIABLES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """A command as asked for. Exactly one of command and argv is set; text holds no NUL and no lone surrogate."""
+
+    command: str | None = None
+    argv: tuple[str, ...] | None = None
+    cwd: str | None = None
+    envs: dict[str, str] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    background: bool = False
+    merge_stderr: bool = False
+    stdin: str | None = None
+
+
+def parse_json(body: bytes) -> Any:
+    """Read a JSON document. Raises InvalidBodyError, also for NaN, bad UTF-8 and absurd nesting."""
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidBodyError("the body is not UTF-8") from error
+    except RecursionError as error:
+        raise InvalidBodyError("the body is nested too deeply") from error
+    except ValueError as error:
+        raise InvalidBodyError(f"the body is not JSON: {error}") from error
+
+
+def parse_command_request(body: bytes) -> CommandRequest:
+    """Read and check the body. Raises InvalidBodyError whose message begins with the field's name."""
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InvalidBodyError("the body is not an object")
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in _FIELDS:
+            raise InvalidBodyError(f"{_printable(name)}: unknown field")
+        if value is not None:
+            target, check = _FIELDS[name]
+            values[target] = check(name, value)
+    request = CommandRequest(**values)
+    if (request.command is None) == (request.argv is None):
+        raise InvalidBodyError("command: exactly one of command and argv is needed")
+    if request.gid is not None and request.uid is None:
+        raise InvalidBodyError("gid: needs uid")
+    return request
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _printable(text: str) -> str:
+    return ascii(text[:100])[1:-1]
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidBodyError(f"{name}: not a string")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidBodyError(f"{name}: holds a lone surrogate") from error
+    return value
+
+
+def _argument(name: str, value: Any) -> str:
+    text = _text(name, value)
+    if "\0" in text:
+        raise InvalidBodyError(f"{name}: holds a NUL character")
+    return text
+
+
+def _non_empty(name: str, value: Any) -> str:
+    text = _argument(name, value)
+    if not text.strip():
+        raise InvalidBodyError(f"{name}: is empty")
+    return text
+
+
+def _argv(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidBodyError(f"{name}: not a list of at least one string")
+    if len(value) > _MAX_ARGUMENTS:
+        raise InvalidBodyError(f"{name}: more than {_MAX_ARGUMENTS} items")
+    items = tuple(_argument(f"{name}[{index}]", item) for index, item in enumerate(value))
+    if not items[0]:
+        raise InvalidBodyError(f"{name}[0]: is empty")
+    return items
+
+
+def _envs(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise InvalidBodyError(f"{name}: not an object")
+    if len(value) > _MAX_VARIABLES:
+        raise InvalidBodyError(f"{name}: more than {_MAX_VARIABLES} variables")
+    checked = {}
+    for key, item in value.items():
+        field_name = f"{name}.{_printable(key)}"
+        if not _argument(field_name, key) or "=" in key:
+            raise InvalidBodyError(f"{field_name}: not a variable name")
+        if is_reserved_name(key):
+            raise InvalidBodyError(f"{field_name}: reserved")
+        checked[key] = _argument(field_name, item)
+    return checked
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidBodyError(f"{name}: not a boolean")
+    return value
+
+
+def _integer(low: int, high: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidBodyError(f"{name}: not an integer")
+        if not low <= value <= high:
+            raise InvalidBodyError(f"{name}: not between {low} and {high}")
+        return value
+
+    return check
+
+
+_FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "command": ("command", _non_empty),
+    "argv": ("argv", _argv),
+    "cwd": ("cwd", _non_empty),
+    "envs": ("envs", _envs),
+    "timeout": ("timeout_ms", _integer(1, _MAX_TIMEOUT_MS)),
+    "uid": ("uid", _integer(0, _MAX_ID)),
+    "gid": ("gid", _integer(0, _MAX_ID)),
+    "background": ("background", _flag),
+    "merge_stderr": ("merge_stderr", _flag),
+    "stdin": ("stdin", _text),
+}
+"""Wire name -> attribute and check. JSON null means absent for every field."""
