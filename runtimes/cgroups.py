@@ -1,0 +1,268 @@
+"""Control groups of sandboxes: limits, accounting, killing; version 1, version 2 and hosts that mix both.
+
+What the host does not let us do is left out of `SandboxCgroup.enforced`; the caller then falls back to rlimits.
+"""
+
+import errno
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimes.base import ResourceLimits, SandboxStats
+
+__all__ = ["CgroupMount", "CgroupTree", "SandboxCgroup", "cgroup_mounts", "cgroup_of"]
+
+_PERIOD_US = 100_000
+"""Length of a CPU accounting period: the kernel's default, short enough that a throttled program stays responsive."""
+
+_MIN_QUOTA_US = 1_000
+"""The kernel refuses smaller quotas."""
+
+_CONTROLLERS = ("memory", "pids", "cpu")
+
+_NOT_OURS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.EBUSY,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+)
+"""Errors that mean "this host keeps that controller to itself"; others are real failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMount:
+    """One mounted hierarchy. root: the cgroup shown at path. controllers: empty for version 2, which lists its own."""
+
+    path: Path
+    root: str
+    version: int
+    controllers: frozenset[str]
+
+
+def cgroup_mounts(mountinfo: str | None = None) -> list[CgroupMount]:
+    """Read the mounted hierarchies of this process. Format: proc(5), /proc/pid/mountinfo."""
+    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    mounts = []
+    for line in text.splitlines():
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.partition(" ")
+        root, point = (_unescape(field) for field in fields.split(" ")[3:5])
+        if kind == "cgroup2":
+            mounts.append(CgroupMount(Path(point), root, 2, frozenset()))
+        elif kind == "cgroup":
+            names = frozenset(options.rsplit(" ", 1)[-1].split(","))
+            mounts.append(CgroupMount(Path(point), root, 1, names & {*_CONTROLLERS, "cpuacct"}))
+    return mounts
+
+
+def _unescape(field: str) -> str:
+    """Undo the octal escapes of mountinfo (blank, tab, newline, backslash)."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+class SandboxCgroup:
+    """The groups of one sandbox, one folder per hierarchy. enforced: controllers whose limit is really set."""
+
+    def __init__(self, folders: Mapping[Path, int], enforced: frozenset[str] = frozenset()) -> None:
+        """folders: path to its cgroup version (1 or 2)."""
+        self._folders = dict(folders)
+        self.enforced = enforced
+
+    def place(self, pid: int) -> None:
+        """Move a process, and so all it will start, into the groups."""
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def process_ids(self) -> set[int]:
+        """All processes still in one of the groups, zombies left out by the kernel."""
+        ids: set[int] = set()
+        for folder in self._folders:
+            with suppress(FileNotFoundError):
+                ids.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+        return ids
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of it at once, where the kernel has cgroup.kill (5.14); else do nothing."""
+        for folder, version in self._folders.items():
+            if version == 2:
+                with suppress(OSError):
+                    (folder / "cgroup.kill").write_text("1")
+
+    def stats(self) -> SandboxStats:
+        """Read what the host accounts for."""
+        cpu = peak = kills = None
+        for folder in self._folders:
+            nanoseconds = _read_int(folder / "cpuacct.usage")
+            micros = _read_key(folder / "cpu.stat", "usage_usec")
+            if nanoseconds is not None:
+                cpu = nanoseconds / 1e9
+            elif micros is not None and cpu is None:
+                cpu = micros / 1e6
+            peak = _first(
+                peak, _read_int(folder / "memory.max_usage_in_bytes"), _read_int(folder / "memory.peak")
+            )
+            kills = _first(
+                kills,
+                _read_key(folder / "memory.oom_control", "oom_kill"),
+                _read_key(folder / "memory.events", "oom_kill"),
+            )
+        return SandboxStats(cpu_seconds=cpu, memory_peak_bytes=peak, oom_kills=kills)
+
+    def remove(self, *, timeout_seconds: float) -> None:
+        """Remove the empty groups. Raises OSError (EBUSY) if something still lives in them after the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        for folder in self._folders:
+            while True:
+                try:
+                    folder.rmdir()
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    # A dead process leaves its group a moment after its parent hears of it.
+                    if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.002)
+                else:
+                    break
+
+
+class CgroupTree:
+    """Makes one group per sandbox below a common parent, e.g. /sys/fs/cgroup/memory/sandmill/sm-1."""
+
+    def __init__(self, parent: str, mounts: list[CgroupMount] | None = None) -> None:
+        """parent: a single path component, made on first use."""
+        self._parent = parent
+        self._mounts = cgroup_mounts() if mounts is None else mounts
+
+    def create(self, name: str, limits: ResourceLimits) -> SandboxCgroup:
+        """Make the groups of a sandbox and set its limits where the host allows it."""
+        folders: dict[Path, int] = {}
+        enforced: set[str] = set()
+        for mount in self._usable():
+            folder = mount.path / self._parent / name
+            try:
+                if mount.version == 2:
+                    _enable(mount.path, self._parent)
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
+                continue
+            folders[folder] = mount.version
+            settings = _settings_v1(limits) if mount.version == 1 else _settings_v2(limits)
+            enforced |= _apply(folder, mount, settings)
+        return SandboxCgroup(folders, frozenset(enforced))
+
+    def find(self, name: str) -> SandboxCgroup:
+        """Give the groups of a sandbox that exist, made by this or an earlier process."""
+        paths = {mount.path / self._parent / name: mount.version for mount in self._usable()}
+        return SandboxCgroup({path: version for path, version in paths.items() if path.is_dir()})
+
+    def _usable(self) -> Iterator[CgroupMount]:
+        """Hierarchies that limit or account for something we use; each folder once."""
+        seen: set[Path] = set()
+        for mount in self._mounts:
+            if mount.path not in seen and (mount.version == 2 or mount.controllers):
+                seen.add(mount.path)
+                yield mount
+
+
+def cgroup_of(pid: int) -> SandboxCgroup:
+    """Find the groups a process is in, for reading: an engine's container, say. Empty if it is gone."""
+    folders: dict[Path, int] = {}
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return SandboxCgroup({})
+    for line in lines:
+        _, names, place = line.split(":", 2)
+        for mount in cgroup_mounts():
+            if mount.version == 2 if not names else mount.controllers & set(names.split(",")):
+                relative = place.removeprefix(mount.root.rstrip("/")).lstrip("/")
+                folders[mount.path / relative] = mount.version
+    return SandboxCgroup({folder: version for folder, version in folders.items() if folder.is_dir()})
+
+
+def _enable(root: Path, parent: str) -> None:
+    """Hand the controllers down to the children of root and parent, as far as root has them (version 2)."""
+    (root / parent).mkdir(mode=0o755, exist_ok=True)
+    for folder in (root, root / parent):
+        have = (folder / "cgroup.controllers").read_text().split()
+        on = (folder / "cgroup.subtree_control").read_text().split()
+        for name in _CONTROLLERS:
+            if name in have and name not in on:
+                with suppress(OSError):
+                    (folder / "cgroup.subtree_control").write_text(f"+{name}")
+
+
+def _settings_v1(limits: ResourceLimits) -> dict[str, list[tuple[str, str, bool]]]:
+    """Files to write per controller: name, value, needed. memsw comes after memory: it may not be smaller."""
+    quota = max(_MIN_QUOTA_US, limits.cpu_millicores * _PERIOD_US // 1000)
+    return {
+        "memory": [
+            ("memory.limit_in_bytes", str(limits.memory_bytes), True),
+            ("memory.swappiness", "0", False),
+            ("memory.memsw.limit_in_bytes", str(limits.memory_bytes), False),
+        ],
+        "pids": [("pids.max", str(limits.pids), True)],
+        "cpu": [("cpu.cfs_period_us", str(_PERIOD_US), True), ("cpu.cfs_quota_us", str(quota), True)],
+    }
+
+
+def _settings_v2(limits: ResourceLimits) -> dict[str, list[tuple[str, str, bool]]]:
+    """Files to write per controller: name, value, needed."""
+    quota = max(_MIN_QUOTA_US, limits.cpu_millicores * _PERIOD_US // 1000)
+    return {
+        "memory": [
+            ("memory.max", str(limits.memory_bytes), True),
+            ("memory.swap.max", "0", False),
+        ],
+        "pids": [("pids.max", str(limits.pids), True)],
+        "cpu": [("cpu.max", f"{quota} {_PERIOD_US}", True)],
+    }
+
+
+def _apply(folder: Path, mount: CgroupMount, settings: dict[str, list[tuple[str, str, bool]]]) -> set[str]:
+    """Write limits; gives the controllers that took all they need."""
+    done: set[str] = set()
+    for controller, files in settings.items():
+        if mount.version == 1 and controller not in mount.controllers:
+            continue
+        try:
+            for name, value, needed in files:
+                if needed or (folder / name).exists():
+                    (folder / name).write_text(value)
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
+            continue
+        done.add(controller)
+    return done
+
+
+def _read_int(path: Path) -> int | None:
+    """Read a file that holds one number; None if it is not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _read_key(path: Path, key: str) -> int | None:
+    """Read one line of a `key value` file; None if it is not there."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), None)
+
+
+def _first(*values: int | None) -> int | None:
+    """Take the first value that is known."""
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,314 @@
+"""The runtime that starts nothing: scripted outcomes, files in memory, an injected clock.
+
+It is the reference for how fast the queue can be, so a run costs a few microseconds.
+"""
+
+import fnmatch
+import posixpath
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from core.errors import (
+    CreateTimeoutError,
+    DaemonError,
+    ExecdUnreachableError,
+    ImageNotFoundError,
+    NotFoundError,
+    NotSupportedError,
+    PayloadTooLargeError,
+)
+from runtimes.base import (
+    EXECD_PORT,
+    Command,
+    CommandResult,
+    FileInfo,
+    FileUpload,
+    Runtime,
+    SandboxHandle,
+    SandboxSpec,
+    SandboxStats,
+    StreamName,
+)
+
+__all__ = ["FakeClock", "FakeConfig", "FakeOutcome", "FakeRuntime", "RealClock"]
+
+_SIGKILL, _SIGTERM = 9, 15
+
+
+class FakeConfig(BaseModel):
+    """Nothing to set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["fake"] = "fake"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOutcome:
+    """What a command does. seconds: how long it takes. dies: execd is gone before the end. oom: counted in stats."""
+
+    exit_code: int = 0
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    seconds: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    error: str | None = None
+    dies: bool = False
+    oom: bool = False
+
+
+Script = Callable[[str, Command], FakeOutcome | None]
+"""Called with image and command; None leaves the command to the default behaviour."""
+
+
+class RealClock:
+    """Waits for real."""
+
+    def wait(self, stop: threading.Event | None, seconds: float) -> bool:
+        """Wait until stop is set (True) or the time is over (False)."""
+        if stop is not None:
+            return stop.wait(seconds)
+        time.sleep(seconds)
+        return False
+
+
+class FakeClock:
+    """Waits for nothing: time jumps. now: seconds since it was made."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.now = 0.0
+
+    def wait(self, stop: threading.Event | None, seconds: float) -> bool:
+        """Say whether stop is set; else let the time pass at once."""
+        if stop is not None and stop.is_set():
+            return True
+        self.now += seconds
+        return False
+
+
+@dataclass(slots=True)
+class _Sandbox:
+    """One sandbox that was never started."""
+
+    handle: SandboxHandle
+    image: str
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    is_alive: bool = True
+    oom_kills: int = 0
+
+
+class FakeRuntime(Runtime):
+    """Sandboxes in this process.
+
+    Images: every name is there but `missing` (ImageNotFoundError), `broken` (DaemonError), `slow-start`
+    (CreateTimeoutError). Commands, unless the script says otherwise: the shell texts `true`, `false`, `exit N`,
+    `sleep S`, `echo TEXT` and `cat PATH` do what they say, and so does their argv form; all else exits 0 silently.
+    """
+
+    name = "fake"
+
+    def __init__(self, script: Script | None = None, *, clock: RealClock | FakeClock | None = None) -> None:
+        """script: decides about commands first. clock: how `sleep` waits; real by default."""
+        self._script = script
+        self._clock = clock or RealClock()
+        self._sandboxes: dict[str, _Sandbox] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def check(self) -> None:
+        """Return: it runs anywhere."""
+
+    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+        """Remember the sandbox; see the class for images that fail."""
+        if spec.image == "missing":
+            raise ImageNotFoundError(f"the fake runtime has no image {spec.image!r}")
+        if spec.image == "broken":
+            raise DaemonError("the fake daemon is out of order")
+        if spec.image == "slow-start":
+            raise CreateTimeoutError(f"sandbox {spec.name} was not ready within {timeout_seconds:g} s")
+        with self._lock:
+            existing = self._sandboxes.get(spec.name)
+            if existing is not None and existing.is_alive:
+                return existing.handle
+            self._count += 1
+            handle = SandboxHandle(self.name, spec.name, str(self._count), dict(spec.labels))
+            self._sandboxes[spec.name] = _Sandbox(handle, spec.image)
+            return handle
+
+    def executions(self, handle: SandboxHandle) -> "_FakeClient":
+        """Give a client that acts on the sandbox's memory."""
+        return _FakeClient(self, handle, self._script, self._clock)
+
+    def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:  # noqa: ARG002
+        """Refuse: there is nothing to connect to."""
+        self.live(handle)
+        what = "execd" if port == EXECD_PORT else f"port {port}"
+        raise NotSupportedError(f"the fake runtime has no {what} to connect to: use executions()")
+
+    def stats(self, handle: SandboxHandle) -> SandboxStats:
+        """Count the OOM kills the script asked for."""
+        sandbox = self._sandboxes.get(handle.name)
+        if sandbox is None or sandbox.handle.ref != handle.ref:
+            return SandboxStats()
+        return SandboxStats(cpu_seconds=0.0, memory_peak_bytes=0, oom_kills=sandbox.oom_kills)
+
+    def remove(self, handle: SandboxHandle) -> None:
+        """Forget the sandbox; commands in it end as unreachable."""
+        with self._lock:
+            sandbox = self._sandboxes.get(handle.name)
+            if sandbox is not None and sandbox.handle.ref == handle.ref:
+                sandbox.is_alive = False
+                del self._sandboxes[handle.name]
+
+    def list(self) -> list[SandboxHandle]:
+        """All sandboxes of this object."""
+        with self._lock:
+            return [sandbox.handle for sandbox in self._sandboxes.values()]
+
+    def live(self, handle: SandboxHandle) -> _Sandbox:
+        """Give the sandbox. Raises ExecdUnreachableError once it is gone."""
+        sandbox = self._sandboxes.get(handle.name)
+        if sandbox is None or sandbox.handle.ref != handle.ref or not sandbox.is_alive:
+            raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
+        return sandbox
+
+
+class _FakeClient:
+    """Implements `ExecutionClient` on a sandbox in memory."""
+
+    def __init__(
+        self, runtime: FakeRuntime, handle: SandboxHandle, script: Script | None, clock: RealClock | FakeClock
+    ) -> None:
+        self._runtime = runtime
+        self._handle = handle
+        self._script = script
+        self._clock = clock
+
+    def ping(self) -> None:
+        """Return while the sandbox is there."""
+        self._runtime.live(self._handle)
+
+    def run(
+        self,
+        command: Command,
+        *,
+        on_output: Callable[[StreamName, bytes], None],
+        stop: threading.Event | None = None,
+        kill_grace_seconds: float = 10.0,  # noqa: ARG002 -- nothing here resists a kill
+    ) -> CommandResult:
+        """Act out the script's outcome, else the default one."""
+        sandbox = self._runtime.live(self._handle)
+        outcome = self._script(sandbox.image, command) if self._script is not None else None
+        if outcome is None:
+            outcome = _default_outcome(command, sandbox)
+        if outcome.error is not None:
+            return CommandResult(error=outcome.error)
+        _emit(outcome, command, on_output)
+        if outcome.seconds > 0 or (stop is not None and stop.is_set()):
+            ended = self._spend(outcome.seconds, command, stop)
+            if ended is not None:
+                return ended
+        if outcome.dies:
+            sandbox.is_alive = False
+        if outcome.oom:
+            sandbox.oom_kills += 1
+        self._runtime.live(self._handle)
+        for path, data in outcome.files.items():
+            sandbox.files[path] = (data, 0o644)
+        exit_code = outcome.exit_code if outcome.signal is None else None
+        return CommandResult(exit_code, outcome.signal, duration_ms=round(outcome.seconds * 1000))
+
+    def upload(self, files: Sequence[FileUpload]) -> None:
+        """Keep the files."""
+        sandbox = self._runtime.live(self._handle)
+        for file in files:
+            data = file.data if isinstance(file.data, bytes) else file.data.read()
+            sandbox.files[posixpath.normpath(file.path)] = (data, file.mode)
+
+    def download(self, path: str, *, max_bytes: int) -> bytes:
+        """Give a file back. Raises NotFoundError, PayloadTooLargeError."""
+        data, _ = self._file(path)
+        if len(data) > max_bytes:
+            raise PayloadTooLargeError(f"{path} is larger than {max_bytes} bytes")
+        return data
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Drop files."""
+        sandbox = self._runtime.live(self._handle)
+        for path in paths:
+            sandbox.files.pop(posixpath.normpath(path), None)
+
+    def file_info(self, path: str) -> FileInfo:
+        """Look at one file. Raises NotFoundError."""
+        data, mode = self._file(path)
+        return FileInfo(path, "file", len(data), mode)
+
+    def search(self, path: str, pattern: str) -> list[FileInfo]:
+        """List files below path whose basename matches."""
+        sandbox = self._runtime.live(self._handle)
+        prefix = posixpath.normpath(path).rstrip("/") + "/"
+        return [
+            FileInfo(name, "file", len(data), mode)
+            for name, (data, mode) in sorted(sandbox.files.items())
+            if name.startswith(prefix) and fnmatch.fnmatchcase(posixpath.basename(name), pattern)
+        ]
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def _file(self, path: str) -> tuple[bytes, int]:
+        try:
+            return self._runtime.live(self._handle).files[posixpath.normpath(path)]
+        except KeyError as error:
+            raise NotFoundError("file", path) from error
+
+    def _spend(self, seconds: float, command: Command, stop: threading.Event | None) -> CommandResult | None:
+        """Let the command take its time; gives the result if it does not live that long."""
+        limit = command.timeout_seconds
+        times_out = limit is not None and limit < seconds
+        shorter = limit if limit is not None and times_out else seconds
+        if self._clock.wait(stop, shorter):
+            return CommandResult(signal=_SIGTERM, interrupted=True)
+        self._runtime.live(self._handle)
+        if times_out:
+            return CommandResult(signal=_SIGKILL, timed_out=True, duration_ms=round(shorter * 1000))
+        return None
+
+
+def _emit(outcome: FakeOutcome, command: Command, on_output: Callable[[StreamName, bytes], None]) -> None:
+    if outcome.stdout:
+        on_output("stdout", outcome.stdout)
+    if outcome.stderr:
+        on_output("stdout" if command.merge_streams else "stderr", outcome.stderr)
+
+
+def _default_outcome(command: Command, sandbox: _Sandbox) -> FakeOutcome:
+    """Act out the few commands the class names."""
+    word, _, rest = (command.shell if command.shell is not None else " ".join(command.argv or ())).partition(
+        " "
+    )
+    match word:
+        case "false":
+            return FakeOutcome(exit_code=1)
+        case "exit":
+            return FakeOutcome(exit_code=int(rest) % 256 if rest.isdigit() else 0)
+        case "echo":
+            return FakeOutcome(stdout=rest.encode() + b"\n")
+        case "sleep":
+            return FakeOutcome(seconds=float(rest))
+        case "cat":
+            found = sandbox.files.get(posixpath.normpath(rest))
+            return FakeOutcome(exit_code=1) if found is None else FakeOutcome(stdout=found[0])
+        case _:
+            return _SUCCESS
+
+
+_SUCCESS = FakeOutcome()

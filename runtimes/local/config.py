@@ -1,0 +1,30 @@
+"""Settings of the `local` runtime."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["LocalConfig"]
+
+
+class LocalConfig(BaseModel):
+    """What a node says about its `local` runtime.
+
+    state_dir: records and sockets of the sandboxes; made with mode 0700, never shared between nodes.
+    bundle_dir: where the execd bundle is built once and found again.
+    uid_base: as root, sandbox n runs as host user uid_base + n. Above the ids of accounts and engines,
+    below the 2^31 that some tools take for negative.
+    cgroup_parent: one path component below each hierarchy.
+    host_paths: folders of the host shown read-only at the same place in addition to /usr, e.g. a Python outside of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["local"] = "local"
+    state_dir: Path
+    bundle_dir: Path
+    uid_base: int = Field(default=720_000, ge=1_000, le=2_000_000_000)
+    executor: Literal["bwrap"] = "bwrap"
+    cgroup_parent: str = Field(default="sandmill", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
+    host_paths: tuple[Path, ...] = ()

@@ -1,0 +1,203 @@
+"""The image `host`: the host's own read-only /usr in an otherwise empty root.
+
+Everything else is one memory file system of the size the job asked for, so absolute paths such as /testbed or /eval.sh
+can be written. What must not change is its own mount: a mount point can be neither renamed nor removed, whoever owns
+the folder it is in.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from core.errors import SpecInvalidError
+from runtimes.base import ResourceLimits, SandboxSpec
+from runtimes.bundle import BUNDLE_MOUNT, shield_loader_variables
+from runtimes.local.plan import (
+    SANDBOX_UID,
+    Bind,
+    DeviceFolder,
+    Directory,
+    Mount,
+    Plan,
+    ProcFolder,
+    ReadOnly,
+    Tmpfs,
+)
+
+__all__ = ["HOST_IMAGE", "Sources", "build_plan", "write_etc"]
+
+HOST_IMAGE = "host"
+_HOME = "/home/sandbox"
+
+_MAX_VARIABLES, _MAX_ENVIRONMENT = 1_000, 100_000
+"""bwrap takes 9,000 words in all; Linux takes 128 KiB in one variable, of which a character may need four bytes."""
+
+_SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+_ETC_FROM_HOST = (
+    # Links of update-alternatives, the loader's cache, trusted certificates, names of services, the time zone: what
+    # programs in /usr need to start. No accounts, no host name, no configuration of the host.
+    "alternatives",
+    "ld.so.cache",
+    "ssl/certs",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+    "services",
+    "protocols",
+    "localtime",
+    "mime.types",
+)
+
+_ETC = {
+    "passwd": (
+        f"root:x:0:0:root:/root:/bin/sh\nsandbox:x:{SANDBOX_UID}:{SANDBOX_UID}:sandbox:{_HOME}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
+    ),
+    "group": f"root:x:0:\nsandbox:x:{SANDBOX_UID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    # Without dns in it a lookup fails at once instead of waiting for a server that no sandbox can reach.
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
+}
+
+_HIDDEN_PROC_FILES = (
+    # Kernel memory, keys, logs, addresses, timers and hardware of the host; none is per namespace.
+    "config.gz", "interrupts", "iomem", "ioports", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup",
+    "kpagecount", "kpageflags", "latency_stats", "modules", "mtrr", "pagetypeinfo", "sched_debug", "slabinfo",
+    "softirqs", "swaps", "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",
+)  # fmt: skip
+
+_HIDDEN_PROC_FOLDERS = ("acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi")
+
+
+class Sources:
+    """Where the executor finds the folders of the host, which may differ from where the host has them.
+
+    etc: the folder `write_etc` filled. bundle: execd's. extra: path in the sandbox to source.
+    """
+
+    def __init__(self, *, etc: str, bundle: str, extra: Mapping[str, str] | None = None) -> None:
+        """Keep the three."""
+        self.etc = etc
+        self.bundle = bundle
+        self.extra = dict(extra or {})
+
+
+def write_etc(folder: Path) -> None:
+    """Fill an empty folder with the sandbox's /etc: own accounts, and mount points for what comes from the host."""
+    for name, text in _ETC.items():
+        (folder / name).write_text(text)
+    for name in _ETC_FROM_HOST:
+        source = Path("/etc") / name
+        target = folder / name
+        if source.is_dir():
+            target.mkdir(parents=True, mode=0o755)
+        elif source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            target.touch()
+    if Path("/usr/lib/os-release").exists():
+        (folder / "os-release").symlink_to("../usr/lib/os-release")
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def build_plan(spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], seccomp: bytes | None) -> Plan:
+    """Plan a sandbox of the image `host`. Raises SpecInvalidError for a workdir or environment it cannot have."""
+    workdir = _checked_workdir(spec.workdir)
+    system = _system_mounts(sources)
+    protected = {mount.path for mount in system} | {"/etc", "/dev", "/proc", BUNDLE_MOUNT}
+    mounts: list[Mount] = [Tmpfs("/", spec.limits.disk_bytes), *system]
+    mounts += [Bind(sources.etc, "/etc"), *_etc_mounts(), Bind(sources.bundle, BUNDLE_MOUNT)]
+    mounts += [Directory("/tmp", 0o1777), Directory("/var/tmp", 0o1777)]  # noqa: S108 -- the sandbox's own
+    mounts += [Directory("/run"), Directory(_HOME), Directory("/mnt"), Directory("/opt"), Directory("/root")]
+    mounts += [DeviceFolder(), Tmpfs("/dev/shm", _shared_memory(spec.limits), 0o1777), ReadOnly("/dev")]  # noqa: S108
+    mounts += [ProcFolder(), *_proc_masks()]
+    if _is_below(workdir, protected):
+        if not Path(workdir).is_dir():
+            message = f"workdir {workdir} cannot be made: it is below a read-only system folder"
+            raise SpecInvalidError(message, field="workdir")
+    else:
+        mounts.append(Directory(workdir))
+    return Plan(
+        mounts=tuple(mounts),
+        argv=argv,
+        workdir=workdir,
+        environment=_environment(spec.env, workdir),
+        seccomp=seccomp,
+    )
+
+
+def _checked_workdir(workdir: str | None) -> str:
+    """Give the normal form of the path. Raises SpecInvalidError if it is not absolute or no path at all."""
+    if workdir is None:
+        return _HOME
+    if not workdir.startswith("/") or "\0" in workdir:
+        message = f"workdir {workdir!r} is not an absolute path"
+        raise SpecInvalidError(message, field="workdir")
+    return "/" + os.path.normpath(workdir).lstrip("/")
+
+
+def _system_mounts(sources: Sources) -> list[Bind]:
+    """/usr and its siblings. Links such as /bin -> usr/bin become mounts: a link could be replaced by the sandbox."""
+    mounts = [Bind("/usr", "/usr")]
+    for folder in _SYSTEM_FOLDERS:
+        with suppress(OSError):
+            real = os.path.realpath(folder, strict=True)
+            mounts.append(Bind(real, folder))
+    mounts += [Bind(source, path) for path, source in sources.extra.items()]
+    return mounts
+
+
+def _etc_mounts() -> list[Bind]:
+    """What /etc takes from the host, each on the mount point `write_etc` made."""
+    present = [name for name in _ETC_FROM_HOST if (Path("/etc") / name).exists()]
+    return [Bind(os.path.realpath(f"/etc/{name}"), f"/etc/{name}") for name in present]
+
+
+def _proc_masks() -> list[Mount]:
+    """Cover what /proc shows of the host: files by an unopenable device node, folders by an empty file system."""
+    masks: list[Mount] = [
+        Bind("/dev/null", f"/proc/{name}") for name in _HIDDEN_PROC_FILES if Path(f"/proc/{name}").exists()
+    ]
+    for name in _HIDDEN_PROC_FOLDERS:
+        if Path(f"/proc/{name}").is_dir():
+            masks += [Tmpfs(f"/proc/{name}", 4096, 0o555), ReadOnly(f"/proc/{name}")]
+    return masks
+
+
+def _shared_memory(limits: ResourceLimits) -> int:
+    """Size of /dev/shm: half the memory, as Linux does, and never more than the disk the job was given."""
+    return min(limits.disk_bytes, limits.memory_bytes // 2)
+
+
+def _environment(extra: Mapping[str, str], workdir: str) -> dict[str, str]:
+    """Build the whole environment of the sandbox. Raises SpecInvalidError for what no program can be started with."""
+    for name, value in extra.items():
+        if not name or "=" in name or "\0" in name + value:
+            message = f"environment variable {name!r}: the name is empty or has '=', or there is a NUL in it"
+            raise SpecInvalidError(message, field="env")
+    if (
+        sum(len(name) + len(value) for name, value in extra.items()) > _MAX_ENVIRONMENT
+        or len(extra) > _MAX_VARIABLES
+    ):
+        message = (
+            f"the environment is larger than {_MAX_VARIABLES} variables or {_MAX_ENVIRONMENT} characters"
+        )
+        raise SpecInvalidError(message, field="env")
+    base = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": _HOME,
+        "USER": "sandbox",
+        "LOGNAME": "sandbox",
+        "LANG": "C.UTF-8",
+        "PWD": workdir,
+    }
+    return shield_loader_variables({**base, **extra})
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    """Say whether a normalised path is one of the folders or inside one, by whole components."""
+    normal = os.path.normpath(path)
+    return any(normal == folder or normal.startswith(folder.rstrip("/") + "/") for folder in folders)

@@ -1,0 +1,300 @@
+"""The `local` runtime: sandboxes by namespaces, on this host, without a daemon."""
+
+import hashlib
+import os
+import platform
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from core.errors import (
+    CreateTimeoutError,
+    DaemonError,
+    ExecdUnreachableError,
+    ImageNotFoundError,
+    NotSupportedError,
+    RuntimeUnavailableError,
+)
+from runtimes.base import EXECD_PORT, ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from runtimes.bundle import Bundle, ensure_bundle
+from runtimes.cgroups import CgroupTree, SandboxCgroup
+from runtimes.deadline import Deadline
+from runtimes.execd_client import HttpExecutionClient
+from runtimes.local.bwrap import find_bwrap
+from runtimes.local.config import LocalConfig
+from runtimes.local.diagnosis import advice
+from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, write_etc
+from runtimes.local.launch import KILL_TIMEOUT_SECONDS, Launch, kill_by_name
+from runtimes.local.plan import Plan
+from runtimes.local.records import Record, RecordExistsError, Records
+from runtimes.local.seccomp import build_filter, encode
+from runtimes.local.spawner import Spawner, Started, can_change_user
+from runtimes.local.syscalls import native_table
+from runtimes.local.unix_sockets import connect_to
+from runtimes.netns import connect_in_namespace
+from runtimes.processes import ProcessRef, kill_and_wait
+
+__all__ = ["LocalRuntime"]
+
+_CONNECT_TIMEOUT_SECONDS = 5.0
+_LOCKS = 64
+_POLL_SECONDS = 0.02
+
+_CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
+_CHECK_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What all sandboxes of a runtime object share."""
+
+    records: Records
+    spawner: Spawner
+    bundle: Bundle
+    seccomp: bytes
+
+
+class LocalRuntime(Runtime):
+    """Sandboxes of the image `host`. They end with the process that created them, or with `remove`.
+
+    As root each sandbox has a host user of its own and hard limits by control groups; as another user it runs as that
+    user and, where control groups are not ours to make, under rlimits. Files written in it live in memory and count
+    against its memory limit as well as its disk limit.
+    """
+
+    name = "local"
+
+    def __init__(self, config: LocalConfig) -> None:
+        """Touch nothing yet: folders, bundle and thread are made on first use."""
+        self._config = config
+        self._as_root = can_change_user(config.uid_base)
+        self._cgroups = CgroupTree(config.cgroup_parent)
+        self._prepare_lock = threading.Lock()
+        self._prepared: _Prepared | None = None
+        # One lock per name, or rather per group of names: create and remove of one sandbox follow one another.
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._started: dict[str, Started] = {}
+
+    def check(self) -> None:
+        """Start and remove a small sandbox. Raises RuntimeUnavailableError with the way out."""
+        if os.geteuid() == 0 and not self._as_root and _is_host_root():
+            message = f"root has no host user {self._config.uid_base} here: set uid_base to one of /proc/self/uid_map"
+            raise RuntimeUnavailableError(message)
+        spec = SandboxSpec(name=f"sm-check-{secrets.token_hex(6)}", image=HOST_IMAGE, limits=_CHECK_LIMITS)
+        try:
+            self.remove(self.create(spec, timeout_seconds=_CHECK_TIMEOUT_SECONDS))
+        except (DaemonError, CreateTimeoutError) as error:
+            raise RuntimeUnavailableError(f"{error}; {advice()}") from error
+
+    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+        """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
+        if spec.image != HOST_IMAGE:
+            raise ImageNotFoundError(f"the local runtime has no image {spec.image!r}; it has: {HOST_IMAGE}")
+        prepared = self._prepare()
+        # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
+        self.plan(spec, prepared.spawner.sources, (), prepared.seccomp)
+        deadline = Deadline(timeout_seconds)
+        with self._lock(spec.name):
+            reserved = self._reserve(prepared.records, spec, deadline)
+            if isinstance(reserved, SandboxHandle):
+                return reserved
+            try:
+                return self._start(prepared, spec, reserved, deadline)
+            except BaseException:
+                self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
+                raise
+
+    def plan(self, spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], seccomp: bytes) -> Plan:
+        """Say what the sandbox will see and may do; argv: execd's command. Raises SpecInvalidError."""
+        return build_plan(spec, sources, argv, seccomp)
+
+    def executions(self, handle: SandboxHandle) -> HttpExecutionClient:
+        """Give a client for execd of this sandbox."""
+        return HttpExecutionClient(
+            lambda: self.connect(handle, EXECD_PORT, timeout_seconds=_CONNECT_TIMEOUT_SECONDS)
+        )
+
+    def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:
+        """Open a stream to a port inside; execd's always, others as root only (else NotSupportedError)."""
+        record = self._find(handle)
+        if record is None or record.init is None:
+            raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
+        if port == EXECD_PORT:
+            return connect_to(self._socket_path(record), timeout_seconds=timeout_seconds)
+        if not self._as_root:
+            message = (
+                "only root can reach other ports of a local sandbox: run the worker as root, or use docker"
+            )
+            raise NotSupportedError(message)
+        return connect_in_namespace(record.init.pid, port, timeout_seconds=timeout_seconds)
+
+    def stats(self, handle: SandboxHandle) -> SandboxStats:
+        """Read use and OOM kills, also of a sandbox that has died but was not removed."""
+        return SandboxStats() if self._find(handle) is None else self._cgroups.find(handle.name).stats()
+
+    def remove(self, handle: SandboxHandle) -> None:
+        """Kill and forget; see `Runtime.remove`. Raises DaemonError if something does not die."""
+        with self._lock(handle.name):
+            record = self._find(handle)
+            if record is not None:
+                self._remove(self._records(), record)
+
+    def list(self) -> list[SandboxHandle]:
+        """All sandboxes with a record in state_dir, of this and earlier processes."""
+        for started in list(self._started.values()):
+            started.popen.poll()  # take in the ones that ended by themselves
+        return [self._handle(record) for record in self._records().all()]
+
+    def close(self) -> None:
+        """End the spawner thread if no sandbox of this object is left; they would die with it."""
+        with self._prepare_lock:
+            if self._prepared is not None and not self._started:
+                self._prepared.spawner.close()
+                self._prepared = None
+
+    def _reserve(self, records: Records, spec: SandboxSpec, deadline: Deadline) -> Record | SandboxHandle:
+        """Take the name, or give the sandbox that has it and runs; clear away one that died."""
+        while True:
+            with suppress(RecordExistsError):
+                return records.reserve(spec.name, spec.labels)
+            found = records.find(spec.name)
+            if found is None:
+                continue
+            if found.is_ready and found.is_alive:
+                return self._handle(found)
+            is_starting = not found.is_ready and found.owner.is_alive and found.owner.pid != os.getpid()
+            if not is_starting:
+                self._remove(records, found)
+            elif deadline.is_over:
+                raise CreateTimeoutError(f"another process is still starting {spec.name}")
+            else:
+                threading.Event().wait(_POLL_SECONDS)
+
+    def _start(
+        self, prepared: "_Prepared", spec: SandboxSpec, record: Record, deadline: Deadline
+    ) -> SandboxHandle:
+        try:
+            cgroup = self._cgroups.create(spec.name, spec.limits)
+        except OSError as error:
+            raise DaemonError(f"the control groups of {spec.name} could not be made: {error}") from error
+
+        def plan(listen_fd: int) -> Plan:
+            flags = ("--listen-fd", str(listen_fd), *_rlimits(spec.limits, cgroup))
+            command = (*prepared.bundle.command, *flags)
+            return self.plan(spec, prepared.spawner.sources, command, prepared.seccomp)
+
+        current = record
+
+        def on_init(init: ProcessRef) -> None:
+            nonlocal current
+            current = prepared.records.update(current, init=init)
+
+        launch = Launch(
+            name=spec.name,
+            uid=self._config.uid_base + record.slot,
+            plan=plan,
+            socket_path=self._socket_path(record),
+            cgroup=cgroup,
+            spawner=prepared.spawner,
+            deadline=deadline,
+        )
+        self._started[spec.name] = launch.start(on_init)
+        return self._handle(prepared.records.update(current, is_ready=True))
+
+    def _remove(self, records: Records, record: Record) -> None:
+        cgroup = self._cgroups.find(record.name)
+        cgroup.kill()
+        if record.init is None:
+            kill_by_name(record.name)
+        elif not kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS):
+            raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
+        started = self._started.pop(record.name, None)
+        if started is not None:
+            started.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
+            os.close(started.messages_fd)
+        try:
+            cgroup.remove(timeout_seconds=KILL_TIMEOUT_SECONDS)
+        except OSError as error:
+            raise DaemonError(f"the control groups of {record.name} could not be removed: {error}") from error
+        self._socket_path(record).unlink(missing_ok=True)
+        records.forget(record)
+
+    def _find(self, handle: SandboxHandle) -> Record | None:
+        """Give the record of this very sandbox, not of a later one of the same name."""
+        record = self._records().find(handle.name)
+        return record if record is not None and _ref(record) == handle.ref else None
+
+    def _handle(self, record: Record) -> SandboxHandle:
+        return SandboxHandle(runtime=self.name, name=record.name, ref=_ref(record), labels=record.labels)
+
+    def _lock(self, name: str) -> threading.Lock:
+        return self._locks[hash(name) % _LOCKS]
+
+    def _socket_path(self, record: Record) -> Path:
+        return self._config.state_dir / "sockets" / str(record.slot)
+
+    def _records(self) -> Records:
+        return self._prepared.records if self._prepared else Records(self._config.state_dir / "sandboxes")
+
+    def _prepare(self) -> "_Prepared":
+        """Make, once, what all sandboxes share: folders, bundle, /etc, filter, spawner thread."""
+        with self._prepare_lock:
+            if self._prepared is None:
+                table = native_table(platform.machine())
+                if table is None:
+                    message = f"there is no system call list for {platform.machine()}: use the docker runtime"
+                    raise RuntimeUnavailableError(message)
+                program = find_bwrap()
+                bundle = ensure_bundle(self._config.bundle_dir)
+                state = self._config.state_dir
+                (state / "sockets").mkdir(mode=0o700, parents=True, exist_ok=True)
+                state.chmod(0o700)
+                spawner = Spawner(
+                    program, _shared_etc(state), bundle.path, self._config.host_paths, as_root=self._as_root
+                )
+                seccomp = encode(build_filter(table))
+                self._prepared = _Prepared(Records(state / "sandboxes"), spawner, bundle, seccomp)
+            return self._prepared
+
+
+def _rlimits(limits: ResourceLimits, cgroup: SandboxCgroup) -> list[str]:
+    """Give execd's flags for the limits every process in the sandbox inherits."""
+    values = {"nofile": limits.open_files, "nproc": limits.pids, "core": 0, "fsize": limits.disk_bytes}
+    if "memory" not in cgroup.enforced:
+        # Coarser: per process, and counting address space that is never touched. Better than nothing.
+        values["as"] = limits.memory_bytes
+    return [word for name, value in values.items() for word in ("--rlimit", f"{name}={value}")]
+
+
+def _shared_etc(state: Path) -> Path:
+    """Give the folder shown as /etc, made anew when the host's has changed. Sandboxes that use an old one keep it."""
+    with TemporaryDirectory(prefix="etc-new-", dir=state, ignore_cleanup_errors=True) as temporary:
+        made = Path(temporary) / "etc"
+        made.mkdir()
+        write_etc(made)
+        digest = hashlib.sha256()
+        for path in sorted(made.rglob("*")):
+            content = (
+                str(path.readlink()) if path.is_symlink() else path.read_text() if path.is_file() else None
+            )
+            digest.update(repr((str(path.relative_to(made)), content)).encode())
+        place = state / f"etc-{digest.hexdigest()[:16]}"
+        if not place.is_dir():
+            # Another process may have been quicker with the same content: then rename refuses, and all is well.
+            with suppress(OSError):
+                made.rename(place)
+        return place
+
+
+def _ref(record: Record) -> str:
+    """Process number and start time: never the same twice."""
+    return "" if record.init is None else f"{record.init.pid}.{record.init.started}"
+
+
+def _is_host_root() -> bool:
+    """Say whether root here is root of the host, as far as our user namespace tells."""
+    return Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]

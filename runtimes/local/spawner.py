@@ -1,0 +1,163 @@
+"""The one thread that starts all sandboxes of a runtime object.
+
+Sandboxes die with their parent, and to the kernel that is the thread that forked, not the process: a sandbox started
+from a worker thread would be killed when that thread ends. This one lives until the process does.
+"""
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import CreateTimeoutError, RuntimeUnavailableError
+from runtimes.deadline import Deadline
+from runtimes.local.bwrap import BwrapProgram
+from runtimes.local.host_image import Sources
+from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
+
+__all__ = ["NAME_VARIABLE", "Spawner", "Started", "can_change_user", "memory_file"]
+
+NAME_VARIABLE = "SANDMILL_SANDBOX"
+"""Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
+
+_MESSAGES_BYTES = 64 << 10
+"""What bwrap and execd may write to standard error: a fixed piece of memory, so no pipe can fill up or be read dry."""
+
+
+@dataclass(slots=True)
+class Started:
+    """A bwrap process. messages_fd: what it and its program said; the owner closes it."""
+
+    popen: subprocess.Popen[bytes]
+    messages_fd: int
+
+    def messages(self) -> str:
+        """Read what was said so far."""
+        text = os.pread(self.messages_fd, _MESSAGES_BYTES, 0).rstrip(b"\0")
+        return text.decode("utf-8", "replace").strip()
+
+
+def can_change_user(uid: int) -> bool:
+    """Say whether sandboxes can run as other host users from uid on: root, with these ids in its user namespace."""
+    if os.geteuid() != 0:
+        return False
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = (int(field) for field in line.split())
+        if first <= uid < first + count:
+            return True
+    return False
+
+
+class Spawner:
+    """Starts bwrap processes; as root each under a host user of its own.
+
+    Keep a reference while sandboxes run: they end with the thread.
+    """
+
+    def __init__(
+        self, program: BwrapProgram, etc: Path, bundle: Path, extra: Sequence[Path], *, as_root: bool
+    ) -> None:
+        """etc, bundle, extra: folders of this host that sandboxes will see."""
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
+        self._as_root = as_root
+        if not as_root:
+            self._bwrap = program.path
+            self.sources = Sources(
+                etc=str(etc), bundle=str(bundle), extra={str(path): str(path) for path in extra}
+            )
+            return
+        folders = {"etc": etc, "bundle": bundle} | {f"host-{i}": path for i, path in enumerate(extra)}
+        try:
+            self._bwrap, places = self._pool.submit(_enter, program, folders).result()
+        except OSError as error:
+            self._pool.shutdown()
+            message = f"root here may not make a mount namespace ({error}): run it with CAP_SYS_ADMIN, or use docker"
+            raise RuntimeUnavailableError(message) from error
+        shown = {str(path): str(places[f"host-{i}"]) for i, path in enumerate(extra)}
+        self.sources = Sources(etc=str(places["etc"]), bundle=str(places["bundle"]), extra=shown)
+
+    def start(
+        self,
+        options: Sequence[str],
+        argv: Sequence[str],
+        *,
+        name: str,
+        uid: int,
+        pass_fds: Sequence[int],
+        deadline: Deadline,
+    ) -> Started:
+        """Start bwrap with its options and the sandbox's argv. uid: used as root only.
+
+        Raises CreateTimeoutError, or OSError if the program cannot be started.
+        """
+        future = self._pool.submit(self._start, options, argv, name, uid, pass_fds)
+        try:
+            return future.result(timeout=deadline.remaining())
+        except FutureTimeoutError as error:
+            if not future.cancel():
+                # Already under way: it will end, and so must what it started.
+                future.add_done_callback(_discard)
+            message = f"the sandbox was not started within {deadline.seconds:g} s: too many at once"
+            raise CreateTimeoutError(message) from error
+
+    def close(self) -> None:
+        """End the thread, and with it every sandbox it started."""
+        self._pool.shutdown(wait=True)
+
+    def _start(
+        self, options: Sequence[str], argv: Sequence[str], name: str, uid: int, pass_fds: Sequence[int]
+    ) -> Started:
+        # Options go through memory: on a command line every user of the host could read the job's environment.
+        options_fd = memory_file("options", "\0".join([*options, ""]).encode())
+        messages_fd = memory_file("messages", bytes(_MESSAGES_BYTES))
+        fcntl.fcntl(
+            messages_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        )
+        identity: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if self._as_root else {}
+        try:
+            popen = subprocess.Popen(
+                [str(self._bwrap), "--args", str(options_fd), "--", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=messages_fd,
+                stderr=messages_fd,
+                env={NAME_VARIABLE: name},
+                cwd="/",
+                pass_fds=(options_fd, *pass_fds),
+                # Its own session: an interrupt typed at our terminal must not reach it.
+                start_new_session=True,
+                **identity,
+            )
+        except BaseException:
+            os.close(messages_fd)
+            raise
+        finally:
+            os.close(options_fd)
+        return Started(popen, messages_fd)
+
+
+def _enter(program: BwrapProgram, folders: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
+    """Run in the spawner thread, once: gives bwrap's place and the folders' places in the private view."""
+    places = enter_private_mounts(folders)
+    return program.copy_into(PRIVATE_FOLDER / "program"), places
+
+
+def _discard(future: "Future[Started]") -> None:
+    """End a process nobody waits for any more."""
+    if future.exception() is None:
+        started = future.result()
+        started.popen.kill()
+        started.popen.wait()
+        os.close(started.messages_fd)
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """Make a file in memory that holds data and is read from its start."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,46 @@
+"""The runtimes there are, by name. A new one adds its config class and a case in `from_config`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from core.errors import NotSupportedError
+from runtimes.base import Runtime
+from runtimes.docker import DockerConfig, DockerRuntime
+from runtimes.fake import FakeConfig, FakeRuntime
+from runtimes.local.config import LocalConfig
+from runtimes.local.runtime import LocalRuntime
+
+__all__ = ["RUNTIME_NAMES", "RuntimeConfig", "build_runtime", "from_config"]
+
+RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discriminator="type")]
+
+RUNTIME_NAMES = ("local", "docker", "fake")
+
+
+def build_runtime(name: str, folder: Path) -> Runtime:
+    """Make a runtime with its default settings. folder: where this node's runtimes keep what they need.
+
+    Nothing is started or checked yet; see `Runtime.check`. Raises NotSupportedError for a name that is none.
+    """
+    bundles = folder / "bundles"
+    match name:
+        case "local":
+            return from_config(LocalConfig(state_dir=folder / "local", bundle_dir=bundles))
+        case "docker":
+            return from_config(DockerConfig(bundle_dir=bundles))
+        case "fake":
+            return from_config(FakeConfig())
+    raise NotSupportedError(f"there is no runtime {name!r}; there are: {', '.join(RUNTIME_NAMES)}")
+
+
+def from_config(config: LocalConfig | DockerConfig | FakeConfig) -> Runtime:
+    """Make the runtime of a config."""
+    match config:
+        case LocalConfig():
+            return LocalRuntime(config)
+        case DockerConfig():
+            return DockerRuntime(config)
+        case FakeConfig():
+            return FakeRuntime()
