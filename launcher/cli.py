@@ -1,0 +1,168 @@
+"""The command `sandmill-server`."""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from core.config import Settings
+from core.errors import SandmillError
+from launcher.config import LauncherSettings
+from launcher.errors import StartupError
+from launcher.health import FLOWER_PORT, Part, check_health
+from launcher.programs import COMMANDS, api_command, child_environment, flower_command
+
+if TYPE_CHECKING:
+    from launcher.stack import Stack
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Run Sandmill: everything on this machine with `up`, or one program of it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+key_app = typer.Typer(help="API keys.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(key_app, name="key")
+
+
+@app.command()
+def up(
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the API; 0 picks a free one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON line.")] = False,
+    flower: Annotated[bool, typer.Option(help="Also start Flower, which shows the workers.")] = True,
+) -> None:
+    """Start everything on this machine and stay until SIGINT or SIGTERM."""
+    from launcher.stack import Stack, StackConfig  # noqa: PLC0415 -- the other commands need none of it
+    from launcher.termination import Termination  # noqa: PLC0415
+
+    settings = LauncherSettings()
+    config = StackConfig(
+        home=settings.home,
+        api_port=settings.api_port if port is None else port,
+        database_url=settings.database_url.get_secret_value() if settings.database_url else None,
+        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
+        with_flower=flower,
+    )
+    with Termination() as termination:
+        try:
+            with Stack(config, is_hurried=termination.is_hurried) as stack:
+                _print_addresses(stack, as_json=as_json)
+                stack.supervise()
+        except KeyboardInterrupt:
+            # Being asked to end is how this command ends.
+            return
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to the newest schema."""
+    from launcher.bootstrap import migrate as run_migrations  # noqa: PLC0415
+
+    run_migrations(Settings().database_url.get_secret_value())
+
+
+@key_app.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    tenant: Annotated[str, typer.Option(help="Who it acts for; made if missing.")] = "default",
+) -> None:
+    """Make an API key and print it: the only time it can be seen."""
+    from launcher.bootstrap import create_api_key  # noqa: PLC0415
+
+    typer.echo(create_api_key(Settings().database_url.get_secret_value(), tenant=tenant, name=name))
+
+
+@app.command()
+def doctor() -> None:
+    """Check what this machine can do, one line each; exit code 1 when something needed is missing."""
+    from launcher.doctor import examine  # noqa: PLC0415
+
+    failed = False
+    for finding in examine(LauncherSettings()):
+        typer.echo(str(finding))
+        failed = failed or finding.ok is False
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def api() -> None:
+    """Run the API alone, with all settings from the environment."""
+    settings = Settings()
+    _become(api_command(settings.api_host, settings.api_port))
+
+
+@app.command()
+def scheduler() -> None:
+    """Run the scheduler alone, with all settings from the environment."""
+    Settings()
+    _become(COMMANDS["scheduler"])
+
+
+@app.command()
+def worker() -> None:
+    """Run one worker alone, with all settings from the environment."""
+    Settings()
+    _become(COMMANDS["worker"])
+
+
+@app.command()
+def flower(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = FLOWER_PORT,
+) -> None:
+    """Run Flower alone; user and password come from FLOWER_BASIC_AUTH (`user:password`), which must be set."""
+    Settings()
+    if ":" not in os.environ.get("FLOWER_BASIC_AUTH", ""):
+        raise StartupError("Flower can stop tasks: set FLOWER_BASIC_AUTH=user:password for it")
+    _become(flower_command(host, port))
+
+
+@app.command()
+def health(part: Annotated[Part, typer.Argument(help="Which program, run with the same settings.")]) -> None:
+    """Exit with 0 if the program works, with 1 and a line if not: for health checks of a container engine."""
+    check_health(part, Settings())
+
+
+def main() -> None:
+    """Run a command. A known obstacle is one line on stderr and exit code 1; wrong usage is exit code 2."""
+    try:
+        app()
+    except SandmillError as error:
+        _fail(error.message)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "environment"
+        _fail(f"setting {field}: {first['msg']}")
+
+
+def _become(argv: tuple[str, ...]) -> None:
+    """Replace this process, so that signals of a container engine reach the program itself."""
+    os.execve(argv[0], argv, child_environment({}))  # noqa: S606 -- argv is ours
+
+
+def _print_addresses(stack: "Stack", *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({"api": stack.api_url, "api_key": stack.api_key, "flower": stack.flower_url})
+    else:
+        flower_part = f"  flower {stack.flower_url}" if stack.flower_url else ""
+        line = f"Sandmill is up: api {stack.api_url}  key {stack.api_key}{flower_part}  (Ctrl-C stops it)"
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"sandmill: {' '.join(message.split())}\n")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The Python programs of the stack: how each is run, and how one sees that it works."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from launcher.children import ChildSpec
+from launcher.service import Service
+from launcher.state import Home
+
+__all__ = ["COMMANDS", "Program", "api_command", "child_environment", "flower_command"]
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "scheduler": (sys.executable, "-m", "scheduler"),
+    "worker": (sys.executable, "-m", "workers"),
+}
+"""Programs that take all they need from the environment."""
+
+
+def api_command(host: str, port: int) -> tuple[str, ...]:
+    """Uvicorn for the API. An open log stream would hold a stop for ever, so it is cut after 3 s."""
+    return (
+        *(sys.executable, "-m", "uvicorn", "api.app:create_app", "--factory"),
+        *("--host", host, "--port", str(port)),
+        *("--timeout-graceful-shutdown", "3", "--timeout-keep-alive", "65"),
+        *("--no-access-log", "--no-server-header", "--log-level", "warning"),
+    )
+
+
+def flower_command(host: str, port: int) -> tuple[str, ...]:
+    """Flower; its password goes by FLOWER_BASIC_AUTH, since every user can read the arguments."""
+    return (
+        *(sys.executable, "-m", "celery", "-A", "workers.app", "flower"),
+        *(f"--address={host}", f"--port={port}", "--logging=warning"),
+    )
+
+
+def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a Python child: ours with overrides, able to import what we can."""
+    root = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root,
+        "PYTHONUNBUFFERED": "1",
+        **overrides,
+    }
+
+
+class Program(Service):
+    """A Python program of ours, run as a child."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        *,
+        home: Home,
+        env: Mapping[str, str],
+        probe: Callable[[int], bool],
+        stop_timeout_seconds: float = 10.0,
+    ) -> None:
+        """env: the whole environment. probe: gets the pid, says whether the program works."""
+        super().__init__()
+        self.name = name
+        self._argv = argv
+        self._env = env
+        self._home = home
+        self._probe = probe
+        self._stop_timeout_seconds = stop_timeout_seconds
+
+    def spec(self) -> ChildSpec:
+        """Describe the child. A killed launcher takes it along by SIGKILL: leases and fences are made for that."""
+        return ChildSpec(
+            name=self.name,
+            argv=self._argv,
+            env=self._env,
+            log=self._home.logs / f"{self.name}.log",
+            cwd=self._home.path,
+            stop_timeout_seconds=self._stop_timeout_seconds,
+            death_signal=signal.SIGKILL,
+            inherited_fds=(self._home.children_lock_fd,),
+        )
+
+    def is_ready(self) -> bool:
+        """Ask the probe."""
+        return self.child is not None and self._probe(self.child.pid)

@@ -1,0 +1,219 @@
+"""The whole stack as children of this process: started in order, watched, stopped in order."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from launcher.bootstrap import ensure_api_key, migrate
+from launcher.external import check_external_postgres, check_external_redis
+from launcher.logs import bound_log, rotate_log
+from launcher.ports import LOOPBACK, check_port_is_free, find_free_port
+from launcher.postgres import EmbeddedPostgres
+from launcher.probes import DatabaseProbe, answers_ok
+from launcher.programs import COMMANDS, Program, api_command, child_environment, flower_command
+from launcher.service import Service, stop_services, wait_until_ready
+from launcher.state import Home
+from launcher.supervisor import Supervisor
+from launcher.valkey import EmbeddedValkey
+
+__all__ = ["Stack", "StackConfig"]
+
+_FLOWER_USER = "sandmill"
+_WATCH_SECONDS = 0.2
+_LOG_CHECK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """What to start.
+
+    api_port: 0 picks a free one. database_url, redis_url: external servers, nothing of ours is started for them.
+    environment: settings of the programs as environment variables, e.g. {"SANDMILL_WORKER_SLOTS": "4"}.
+    """
+
+    home: Path
+    api_port: int = 0
+    database_url: str | None = None
+    redis_url: str | None = None
+    with_flower: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Stack:
+    """Context manager: entering returns when everything answers, leaving stops all of it.
+
+    Enter it in a thread that lives until it is left, the main one at best: the children are killed with it.
+    """
+
+    def __init__(self, config: StackConfig, *, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """is_hurried: asked while stopping; True kills instead of waiting."""
+        self._config = config
+        self._is_hurried = is_hurried
+        self._held = ExitStack()
+        self._stages: list[list[Service]] = []
+        self.api_port = config.api_port
+        self.flower_port: int | None = None
+        self.database_url = ""
+        self.redis_url = ""
+        self.api_key = ""
+        self._flower_password = ""
+
+    @property
+    def api_url(self) -> str:
+        """Address of the API."""
+        return f"http://{LOOPBACK}:{self.api_port}"
+
+    @property
+    def flower_url(self) -> str | None:
+        """Address of Flower with its user and password; None without Flower."""
+        if self.flower_port is None:
+            return None
+        return f"http://{_FLOWER_USER}:{self._flower_password}@{LOOPBACK}:{self.flower_port}"
+
+    @property
+    def services(self) -> list[Service]:
+        """Every part that was started, in the order of starting."""
+        return [service for stage in self._stages for service in stage]
+
+    def __enter__(self) -> Self:
+        """Start everything. Raises StartupError with nothing left running."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        self.stop()
+
+    def supervise(self, *, report: Callable[[str], None] | None = None) -> None:
+        """Watch the children and start again what ends, until an exception (KeyboardInterrupt) breaks it off.
+
+        Call it from the thread that entered the stack. report: gets one line per event; default: stderr.
+        """
+        supervisor = Supervisor(self.services, report=report or _report_to_stderr)
+        next_log_check = 0.0
+        while True:
+            supervisor.step(time.monotonic())
+            if time.monotonic() >= next_log_check:
+                next_log_check = time.monotonic() + _LOG_CHECK_SECONDS
+                for service in self.services:
+                    if service.child is not None:
+                        bound_log(service.child.spec.log)
+            time.sleep(_WATCH_SECONDS)
+
+    def stop(self) -> None:
+        """Stop all in the reverse order and give the home free. Idempotent."""
+        for stage in reversed(self._stages):
+            stop_services(stage, is_hurried=self._is_hurried)
+        self._stages = []
+        self._held.close()
+
+    def _start(self) -> None:
+        # Before anything is started: what can be refused at once should be.
+        if self.api_port:
+            check_port_is_free(self.api_port, purpose="API")
+        home = self._held.enter_context(Home(self._config.home))
+        self._start_stores(home)
+        migrate(self.database_url)
+        self.api_key = ensure_api_key(self.database_url, home)
+        self._start_programs(home)
+
+    def _start_stores(self, home: Home) -> None:
+        stores: list[Service] = []
+        self._stages.append(stores)
+        if self._config.redis_url is not None:
+            self.redis_url = check_external_redis(self._config.redis_url)
+        else:
+            valkey = EmbeddedValkey(home)
+            self._launch(valkey, home, stores)
+            self.redis_url = valkey.url
+        if self._config.database_url is not None:
+            self.database_url = check_external_postgres(self._config.database_url)
+        else:
+            postgres = EmbeddedPostgres(home)
+            self._held.callback(postgres.close)
+            rotate_log(home.logs / "postgres.log")
+            postgres.prepare()
+            stores.append(postgres)
+            postgres.start()
+            self.database_url = postgres.url
+        wait_until_ready(stores)
+
+    def _start_programs(self, home: Home) -> None:
+        self.api_port = self.api_port or find_free_port()
+        probe = DatabaseProbe(self.database_url)
+        self._held.callback(probe.close)
+        env = child_environment(self._environment(home))
+        programs: list[Service] = [
+            Program(
+                "worker",
+                COMMANDS["worker"],
+                home=home,
+                env=env,
+                probe=probe.has_worker,
+                stop_timeout_seconds=15,
+            ),
+            Program(
+                "api",
+                api_command(LOOPBACK, self.api_port),
+                home=home,
+                env=env,
+                probe=lambda _pid: answers_ok(self.api_port, "/readyz"),
+            ),
+            Program(
+                "scheduler",
+                COMMANDS["scheduler"],
+                home=home,
+                env=env,
+                probe=lambda _pid: probe.has_scheduler(),
+            ),
+        ]
+        if self._config.with_flower:
+            programs.append(self._flower(home, env))
+        started: list[Service] = []
+        self._stages.append(started)
+        for program in programs:
+            self._launch(program, home, started)
+        wait_until_ready(started)
+
+    def _flower(self, home: Home, env: Mapping[str, str]) -> Service:
+        port = self.flower_port = find_free_port()
+        self._flower_password = home.secret("flower_password")
+        return Program(
+            "flower",
+            flower_command(LOOPBACK, port),
+            home=home,
+            env={**env, "FLOWER_BASIC_AUTH": f"{_FLOWER_USER}:{self._flower_password}"},
+            probe=lambda _pid: answers_ok(port, "/healthcheck"),
+            stop_timeout_seconds=3,
+        )
+
+    def _launch(self, service: Service, home: Home, started: list[Service]) -> None:
+        rotate_log(home.logs / f"{service.name}.log")
+        started.append(service)
+        service.start()
+
+    def _environment(self, home: Home) -> dict[str, str]:
+        return {
+            **self._config.environment,
+            "SANDMILL_HOME": str(home.path),
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.redis_url,
+            "SANDMILL_API_HOST": LOOPBACK,
+            "SANDMILL_API_PORT": str(self.api_port),
+        }
+
+
+def _report_to_stderr(line: str) -> None:
+    sys.stderr.write(f"sandmill: {line}\n")
+    sys.stderr.flush()
