@@ -1,0 +1,107 @@
+"""Builds the API: `uvicorn --factory api.app:create_app`."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.errors import install_error_handlers
+from api.metrics import ApiMetrics
+from api.middleware import RequestMiddleware
+from api.openapi_parts import add_request_schemas
+from api.routes import attempts, batches, blobs, health, jobs, trials
+from api.services import ApiServices, FailureLimiter
+from api.validation import JobChecker
+from core.blobstore import BlobStore
+from core.config import Settings
+from core.database import create_database_engine
+from core.logging import configure_logging
+from services.log_hub import LogHub
+from services.tenants import Authenticator
+from services.verdicts import known_parsers
+from services.wake import Wake
+
+__all__ = ["build_services", "create_app"]
+
+TAGS = [
+    {"name": "batches", "description": "Jobs submitted together, their progress and their report."},
+    {"name": "jobs", "description": "One unit of work: an image, inputs, steps and a verdict."},
+    {"name": "trials", "description": "Samples of a job: what queues, runs and has an outcome."},
+    {"name": "attempts", "description": "Physical tries of a trial, and their logs."},
+    {"name": "blobs", "description": "Files by content, for large inputs."},
+    {"name": "operation", "description": "For those who run the service. No key needed."},
+]
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Build the application. settings: None reads them from the environment. Connects to nothing yet."""
+    settings = settings or Settings()
+    configure_logging(level=settings.log_level, style=settings.log_format)
+    services = build_services(settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await anyio.to_thread.run_sync(services.store.sweep)
+        services.hub.start()
+        try:
+            yield
+        finally:
+            await services.hub.aclose()
+            services.redis.close()
+            services.engine.dispose()
+
+    app = FastAPI(
+        title="Sandmill",
+        version="1",
+        summary="Runs untrusted code at any scale: a durable, fair job queue over isolated sandboxes.",
+        openapi_tags=TAGS,
+        # The usual pages load scripts from elsewhere; the document itself is at /openapi.json.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    app.add_middleware(RequestMiddleware, metrics=services.metrics)
+    install_error_handlers(app)
+    for part in (batches, jobs, trials, attempts, blobs, health):
+        app.include_router(part.router)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
+    return app
+
+
+def build_services(settings: Settings) -> ApiServices:
+    """Build the long-lived parts; nothing connects before its first use."""
+    engine = create_database_engine(
+        settings.database_url.get_secret_value(), actor="api", pool_size=settings.api_pool_size
+    )
+    client = Wake.connect(settings.redis_url.get_secret_value())
+    return ApiServices(
+        settings=settings,
+        engine=engine,
+        redis=client,
+        wake=Wake(client),
+        hub=LogHub(settings.redis_url.get_secret_value()),
+        store=BlobStore(settings.home_path / "blobs"),
+        authenticator=Authenticator(engine),
+        failures=FailureLimiter(),
+        checker=JobChecker(known_parsers()),
+        metrics=ApiMetrics(engine),
+    )
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        add_request_schemas(document)
+        app.openapi_schema = document
+    return app.openapi_schema

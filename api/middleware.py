@@ -1,0 +1,88 @@
+"""What happens around every request: its id, its log line, its metrics, and the last catch."""
+
+import re
+import time
+from uuid import uuid4
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import error_response
+from api.metrics import ApiMetrics
+from core.logging import get_logger
+
+__all__ = ["RequestMiddleware"]
+
+log = get_logger(__name__)
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+
+
+class RequestMiddleware:
+    """Plain ASGI, so that streams pass through it untouched."""
+
+    def __init__(self, app: ASGIApp, *, metrics: ApiMetrics) -> None:
+        """app: the next layer."""
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection of any kind."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        started = time.monotonic()
+        status = 0
+        is_stream = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status, is_stream
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                headers += [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+                is_stream = any(
+                    name == b"content-type" and b"event-stream" in value for name, value in headers
+                )
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except Exception as error:  # the loop's top: whatever escapes becomes one log line and a plain answer
+            log.exception("http_request_failed", error=type(error).__name__)
+            if status:
+                raise
+            await error_response(request_id, error)(scope, receive, send_marked)
+        finally:
+            self._record(scope, status, time.monotonic() - started, is_stream=is_stream)
+
+    def _record(self, scope: Scope, status: int, seconds: float, *, is_stream: bool) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(route, method, str(status)).inc()
+        if not is_stream:
+            self._metrics.request_seconds.labels(route, method).observe(seconds)
+        write = log.debug if route in _QUIET_ROUTES else log.info
+        write(
+            "http_request",
+            method=method,
+            route=route,
+            status=status,
+            duration_ms=round(seconds * 1000, 1),
+            tenant_id=scope["state"].get("tenant_id"),
+        )
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            if _SANE_ID.fullmatch(text):
+                return str(text)
+    return uuid4().hex

@@ -1,0 +1,47 @@
+"""Pieces of the published document that FastAPI cannot find by itself, because we read bodies ourselves."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from api.schemas.batches import BatchRequest, CancelRequest
+from api.schemas.jobs import JobRequest
+
+__all__ = ["BINARY_REQUEST", "add_request_schemas", "json_request"]
+
+_REF = "#/components/schemas/{model}"
+_REQUESTS: tuple[type[BaseModel], ...] = (BatchRequest, JobRequest, CancelRequest)
+
+BINARY_REQUEST: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def json_request(model: type[BaseModel], example: object, *, required: bool = True) -> dict[str, Any]:
+    """Describe a JSON body. model: one of those that `add_request_schemas` publishes."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {
+        "requestBody": {
+            "required": required,
+            "content": {"application/json": {"schema": schema, "example": example}},
+        }
+    }
+
+
+def add_request_schemas(document: dict[str, Any]) -> None:
+    """Publish the schemas of all JSON bodies, and the fields of a job without any duty as `JobDefaults`."""
+    _, found = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(found["$defs"])
+    schemas["JobDefaults"] = {
+        "title": "JobDefaults",
+        "type": "object",
+        "description": "Any fields of a job; objects may hold a part of their fields.",
+        "properties": dict(schemas["JobRequest"]["properties"]),
+        "additionalProperties": False,
+    }
+    schemas["BatchRequest"]["properties"]["defaults"] = {"$ref": "#/components/schemas/JobDefaults"}

@@ -1,0 +1,132 @@
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from api.body import json_body, small_json_body
+from api.cursors import CursorScope
+from api.json_body import parse_json
+from api.openapi_parts import json_request
+from api.schemas.batches import BatchRequest, BatchView, CancelRequest, CancelView, JobView
+from api.schemas.errors import error_responses
+from api.schemas.examples import BATCH_EXAMPLE
+from api.schemas.fields import JobKey
+from api.schemas.pages import Cursor, Limit, Page
+from api.schemas.trials import OutcomeName, TrialStateName, TrialView
+from api.services import Caller, IdempotencyKey, Services, make_identity
+from api.validation import check_schema
+from api.views import to_batch_view, to_cancel_view, to_job_view, to_trial_view
+from repositories.trials_read import TrialFilter
+from services.blobs import store_files
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=BatchView,
+    summary="Submit a batch of jobs",
+    responses=error_responses(408, 409, 413, 415, 429)
+    | {200: {"model": BatchView, "description": "Made before."}},
+    openapi_extra=json_request(BatchRequest, BATCH_EXAMPLE),
+)
+def create_batch(
+    services: Services,
+    caller: Caller,
+    response: Response,
+    body: Annotated[bytes, Depends(json_body)],
+    idempotency_key: IdempotencyKey = None,
+) -> BatchView:
+    """Accept jobs to run. The answer comes after they are stored safely; they start as soon as there is room.
+
+    Everything that is wrong with the body is told at once, and then nothing is stored.
+    """
+    value = parse_json(body)
+    batch = services.checker.check_batch(value)
+    store_files(services.store, batch.files)
+    with services.engine.begin() as connection:
+        service = services.batches(connection, caller)
+        created = service.create(batch, make_identity(idempotency_key, "batches", value))
+        view = to_batch_view(service.get(created.batch_id))
+    response.headers["Location"] = f"/v1/batches/{created.batch_id}"
+    if created.replayed:
+        response.status_code = 200
+        response.headers["Idempotent-Replayed"] = "true"
+    else:
+        services.wake.scheduler()
+    return view
+
+
+@router.get("", summary="List batches", responses=error_responses())
+def list_batches(
+    services: Services, caller: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> Page[BatchView]:
+    """List the tenant's batches, newest first."""
+    scope = CursorScope("batches", caller.tenant_id)
+    before = scope.decode_id(cursor)
+    with services.engine.begin() as connection:
+        found = services.batches(connection, caller).page(before=before, limit=limit)
+    following = scope.encode_id(found[-1].row.id) if len(found) == limit else None
+    return Page(items=[to_batch_view(summary) for summary in found], next_cursor=following)
+
+
+@router.get("/{batch_id}", summary="Look at a batch", responses=error_responses(404))
+def get_batch(services: Services, caller: Caller, batch_id: UUID) -> BatchView:
+    """Give the batch with its trials counted by state and outcome."""
+    with services.engine.begin() as connection:
+        return to_batch_view(services.batches(connection, caller).get(batch_id))
+
+
+@router.get("/{batch_id}/jobs", summary="List the jobs of a batch", responses=error_responses(404))
+def list_batch_jobs(
+    services: Services, caller: Caller, batch_id: UUID, limit: Limit = 50, cursor: Cursor = None
+) -> Page[JobView]:
+    """List the jobs in the order of the request."""
+    scope = CursorScope("batches/jobs", caller.tenant_id, batch_id)
+    after = scope.decode_id(cursor)
+    with services.engine.begin() as connection:
+        found = services.batches(connection, caller).page_jobs_of(batch_id, after=after, limit=limit)
+    following = scope.encode_id(found[-1].row.id) if len(found) == limit else None
+    return Page(items=[to_job_view(summary) for summary in found], next_cursor=following)
+
+
+@router.get("/{batch_id}/trials", summary="List the trials of a batch", responses=error_responses(404))
+def list_batch_trials(
+    *,
+    services: Services,
+    caller: Caller,
+    batch_id: UUID,
+    state: TrialStateName | None = None,
+    outcome: OutcomeName | None = None,
+    job: Annotated[JobKey | None, Query(description="Key of a job.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[TrialView]:
+    """List the trials by job in the order of the request, then by index."""
+    scope = CursorScope("batches/trials", caller.tenant_id, batch_id, state, outcome, job)
+    after = scope.decode_id(cursor)
+    wanted = TrialFilter(state=state, outcome=outcome, job_key=job)
+    with services.engine.begin() as connection:
+        found = services.trials(connection, caller).page_of_batch(batch_id, wanted, after=after, limit=limit)
+    following = scope.encode_id(found[-1].id) if len(found) == limit else None
+    return Page(items=[to_trial_view(row) for row in found], next_cursor=following)
+
+
+@router.post(
+    "/{batch_id}/cancel",
+    summary="Cancel a batch",
+    responses=error_responses(404, 413, 415),
+    openapi_extra=json_request(CancelRequest, {"mode": "graceful"}, required=False),
+)
+def cancel_batch(
+    services: Services, caller: Caller, batch_id: UUID, body: Annotated[bytes, Depends(small_json_body)]
+) -> CancelView:
+    """Finish waiting trials as cancelled at once and tell running ones to stop. Doing it again is no error."""
+    request = check_schema(CancelRequest, parse_json(body))
+    with services.engine.begin() as connection:
+        done = services.batches(connection, caller).cancel(batch_id, mode=request.mode)
+    services.wake.cancelled(done.nodes)
+    return to_cancel_view(done)

@@ -1,0 +1,72 @@
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api.errors import translate
+from api.schemas.base import ResponseSchema
+from api.schemas.errors import ErrorView
+from api.services import Services
+from core.errors import UnavailableError
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["operation"])
+
+
+class HealthView(ResponseSchema):
+    """All is well."""
+
+    status: str = "ok"
+
+
+class VersionView(ResponseSchema):
+    """What runs here."""
+
+    name: str
+    version: str
+
+
+@router.get("/healthz", summary="Is the process alive?")
+def healthz() -> HealthView:
+    """Answer without asking anybody else."""
+    return HealthView()
+
+
+@router.get(
+    "/readyz",
+    summary="Can it serve?",
+    responses={503: {"model": ErrorView, "description": "The database or Redis is away."}},
+)
+def readyz(services: Services) -> HealthView:
+    """Ask the database and Redis."""
+    with services.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1 FROM tenants LIMIT 1")
+    try:
+        services.redis.ping()
+    except Exception as error:
+        raise translate(error) or UnavailableError("Redis does not answer: try again soon") from error
+    return HealthView()
+
+
+@router.get("/version", summary="What runs here?")
+def get_version() -> VersionView:
+    """Name the release."""
+    try:
+        release = version("sandmill-server")
+    except PackageNotFoundError:
+        release = "0+source"
+    return VersionView(name="sandmill-server", version=release)
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Text format."}
+    },
+)
+def metrics(services: Services) -> Response:
+    """Give the metrics of this process and of the queue."""
+    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

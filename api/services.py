@@ -1,0 +1,131 @@
+"""What the routes work with: built once per process, handed out per request."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import redis
+from fastapi import Depends, Header, Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import Connection, Engine
+
+from api.errors import TooManyFailuresError
+from api.metrics import ApiMetrics
+from api.validation import JobChecker
+from core.blobstore import BlobStore
+from core.config import Settings
+from core.errors import UnauthenticatedError
+from services.batches import BatchService
+from services.blobs import BlobService
+from services.idempotency import RequestIdentity, hash_request
+from services.log_hub import LogHub
+from services.tenants import Authenticator, Principal
+from services.trials import TrialService
+from services.wake import Wake
+
+__all__ = ["ApiServices", "Caller", "FailureLimiter", "IdempotencyKey", "Services", "make_identity"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """Long-lived parts of one API process."""
+
+    settings: Settings
+    engine: Engine
+    redis: redis.Redis
+    wake: Wake
+    hub: LogHub
+    store: BlobStore
+    authenticator: Authenticator
+    failures: "FailureLimiter"
+    checker: JobChecker
+    metrics: ApiMetrics
+
+    def batches(self, connection: Connection, caller: Principal) -> BatchService:
+        """Batches of the caller's tenant."""
+        return BatchService(
+            connection, caller.tenant_id, store=self.store, default_runtime=self.settings.runtime
+        )
+
+    def trials(self, connection: Connection, caller: Principal) -> TrialService:
+        """Trials of the caller's tenant."""
+        return TrialService(connection, caller.tenant_id)
+
+    def blobs(self, connection: Connection, caller: Principal) -> BlobService:
+        """Blobs of the caller's tenant."""
+        return BlobService(connection, caller.tenant_id, self.store)
+
+
+class FailureLimiter:
+    """Counts bad keys per address and minute. Good keys are never held up by others' bad ones."""
+
+    def __init__(self, *, per_minute: int = 100) -> None:
+        """per_minute: bad keys of one address that are answered 401; those after get 429."""
+        self._limit = per_minute
+        self._lock = threading.Lock()
+        self._minute = 0
+        self._counts: dict[str, int] = {}
+
+    def count(self, address: str) -> bool:
+        """Count a failure. True: the address is over its limit."""
+        minute = int(time.monotonic() // 60)
+        with self._lock:
+            # A fresh table each minute bounds its size, too.
+            if minute != self._minute or len(self._counts) > 100_000:
+                self._minute, self._counts = minute, {}
+            self._counts[address] = self._counts.get(address, 0) + 1
+            return self._counts[address] > self._limit
+
+
+def _services(request: Request) -> ApiServices:
+    services: ApiServices = request.app.state.services
+    return services
+
+
+Services = Annotated[ApiServices, Depends(_services)]
+
+_bearer = HTTPBearer(auto_error=False, scheme_name="bearer", description="`Authorization: Bearer sm_...`")
+_header = APIKeyHeader(
+    name="OPEN-SANDBOX-API-KEY",
+    auto_error=False,
+    scheme_name="header",
+    description="The same keys, for its clients.",
+)
+
+
+def _caller(
+    request: Request,
+    services: Services,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    header: Annotated[str | None, Security(_header)],
+) -> Principal:
+    key = bearer.credentials if bearer is not None else header
+    try:
+        principal = services.authenticator.authenticate(key or "")
+    except UnauthenticatedError:
+        if services.failures.count(request.client.host if request.client else "-"):
+            raise TooManyFailuresError("too many calls with a bad key: wait a minute") from None
+        raise
+    request.state.tenant_id = principal.tenant_id
+    request.state.api_key = key
+    return principal
+
+
+Caller = Annotated[Principal, Depends(_caller)]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Makes the call safe to repeat for seven days: the same body gives the same thing.",
+    ),
+]
+
+
+def make_identity(key: str | None, route: str, body: object) -> RequestIdentity | None:
+    """Say what makes two calls the same one. None without a key."""
+    return None if key is None else RequestIdentity(key, route, hash_request(body))
