@@ -20,8 +20,10 @@ from sqlalchemy import Engine
 from api.app import create_app
 from core.config import Settings
 from core.database import create_database_engine
+from core.ids import new_id
 from services.tenants import create_api_key, ensure_tenant
 from tests.support.queue import QueueWorld
+from tests.support.services import new_database
 
 
 class AppThread:
@@ -77,10 +79,12 @@ class ApiWorld:
         return httpx.Client(base_url=self.url, headers=headers, timeout=30)
 
     def rows(self, sql: str, **parameters: Any) -> list[dict[str, Any]]:
-        return self.world.execute(sql, **parameters)
+        """Run SQL; `%(me)s` is this tenant."""
+        return self.world.execute(sql, me=self.tenant_id, **parameters)
 
     def count(self, table: str) -> int:
-        return self.rows(f"SELECT count(*) AS n FROM {table}")[0]["n"]
+        """Count this tenant's rows."""
+        return self.rows(f"SELECT count(*) AS n FROM {table} WHERE tenant_id = %(me)s")[0]["n"]
 
 
 def make_settings(database_url: str, redis_url: str, home: Path, **changes: Any) -> Settings:
@@ -95,24 +99,56 @@ def make_settings(database_url: str, redis_url: str, home: Path, **changes: Any)
     return Settings(**values)
 
 
+@dataclass
+class RunningApi:
+    """A served application, before any tenant."""
+
+    settings: Settings
+    app: FastAPI
+    url: str
+    engine: Engine
+
+    @contextlib.contextmanager
+    def new_tenant(self) -> Iterator[ApiWorld]:
+        with self.engine.begin() as connection:
+            tenant_id = ensure_tenant(connection, f"tenant-{new_id()}")
+            key = create_api_key(connection, tenant_id, "test")
+        client = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        with client:
+            yield ApiWorld(self.settings, self.app, self.url, self.engine, client, key, tenant_id)
+
+
 @contextlib.contextmanager
-def open_api(settings: Settings) -> Iterator[ApiWorld]:
+def open_api(settings: Settings) -> Iterator[RunningApi]:
     app = create_app(settings)
     engine = create_database_engine(settings.database_url.get_secret_value(), actor="test", pool_size=5)
-    with engine.begin() as connection:
-        tenant_id = ensure_tenant(connection, "acme")
-        key = create_api_key(connection, tenant_id, "test")
     with AppThread(app) as server:
-        client = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
-        with client:
-            yield ApiWorld(settings, app, server.url, engine, client, key, tenant_id)
+        yield RunningApi(settings, app, server.url, engine)
     engine.dispose()
 
 
+@pytest.fixture(scope="session")
+def shared_api(
+    postgres_url: str, migrated_template: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningApi]:
+    with new_database(postgres_url, template=migrated_template) as url:
+        with open_api(make_settings(url, redis_url, tmp_path_factory.mktemp("api") / "home")) as running:
+            yield running
+
+
 @pytest.fixture
-def api(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[ApiWorld]:
-    with open_api(make_settings(database_url, redis_url, tmp_path / "home")) as opened:
+def api(shared_api: RunningApi) -> Iterator[ApiWorld]:
+    """A tenant of its own at an application shared by the session."""
+    with shared_api.new_tenant() as opened:
         yield opened
+
+
+@pytest.fixture
+def own_api(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[ApiWorld]:
+    """An application with a database of its own: for tests that dispatch, or that break things."""
+    with open_api(make_settings(database_url, redis_url, tmp_path / "home")) as running:
+        with running.new_tenant() as opened:
+            yield opened
 
 
 def make_job(**changes: Any) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Client of Sandmill, which runs untrusted code in sandboxes at any scale.
+
+from sandmill import Client, Job, Step
+
+with Client() as client:                     # SANDMILL_API_URL, SANDMILL_API_KEY
+    job = client.submit_job(Job(key="hello", image="host", steps=[Step("run", "echo hello")]))
+    print(client.wait(job.batch_id).trials.by_outcome)
+"""
+
+from sandmill.client import Client
+from sandmill.errors import (
+    ConflictError,
+    ConnectionLostError,
+    ErrorDetail,
+    ForbiddenError,
+    IdempotencyConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    NotSupportedError,
+    PayloadTooLargeError,
+    ProtocolError,
+    QuotaExceededError,
+    SandmillError,
+    TooManyFailuresError,
+    UnauthenticatedError,
+    UnavailableError,
+    WaitTimeoutError,
+)
+from sandmill.jobs import (
+    Artifact,
+    ExitCodeVerdict,
+    Input,
+    Job,
+    JobDefaults,
+    JunitVerdict,
+    LogVerdict,
+    PatchStep,
+    Resources,
+    Retry,
+    RewardVerdict,
+    Step,
+    Timeouts,
+    Trials,
+    Verdict,
+)
+from sandmill.logs import LogStream
+from sandmill.models import (
+    ArtifactInfo,
+    AttemptInfo,
+    BatchInfo,
+    Cancellation,
+    Failure,
+    JobInfo,
+    LogChunk,
+    StepInfo,
+    TestSet,
+    TestsInfo,
+    TrialCounts,
+    TrialDetail,
+    TrialInfo,
+)
+from sandmill.retry import RetryPolicy
+
+__all__ = [
+    "Artifact",
+    "ArtifactInfo",
+    "AttemptInfo",
+    "BatchInfo",
+    "Cancellation",
+    "Client",
+    "ConflictError",
+    "ConnectionLostError",
+    "ErrorDetail",
+    "ExitCodeVerdict",
+    "Failure",
+    "ForbiddenError",
+    "IdempotencyConflictError",
+    "Input",
+    "InvalidRequestError",
+    "Job",
+    "JobDefaults",
+    "JobInfo",
+    "JunitVerdict",
+    "LogChunk",
+    "LogStream",
+    "LogVerdict",
+    "NotFoundError",
+    "NotSupportedError",
+    "PatchStep",
+    "PayloadTooLargeError",
+    "ProtocolError",
+    "QuotaExceededError",
+    "Resources",
+    "Retry",
+    "RetryPolicy",
+    "RewardVerdict",
+    "SandmillError",
+    "Step",
+    "StepInfo",
+    "TestSet",
+    "TestsInfo",
+    "Timeouts",
+    "TooManyFailuresError",
+    "TrialCounts",
+    "TrialDetail",
+    "TrialInfo",
+    "Trials",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "Verdict",
+    "WaitTimeoutError",
+]

@@ -1,0 +1,395 @@
+"""What comes back. Times are aware; names of states and outcomes are listed where they stand."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sandmill.errors import ProtocolError
+from sandmill.record import Record
+
+__all__ = [
+    "ArtifactInfo",
+    "AttemptInfo",
+    "BatchInfo",
+    "Cancellation",
+    "Failure",
+    "JobInfo",
+    "LogChunk",
+    "StepInfo",
+    "TestSet",
+    "TestsInfo",
+    "TrialCounts",
+    "TrialDetail",
+    "TrialInfo",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCounts:
+    """How many trials are where, and how the finished ones ended. Names that are absent count zero."""
+
+    total: int
+    by_state: Mapping[str, int]
+    by_outcome: Mapping[str, int]
+
+    @property
+    def finished(self) -> int:
+        """Trials that have ended."""
+        return self.by_state.get("finished", 0)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TrialCounts":
+        """Read the wire form."""
+        found = Record(value, "count of trials")
+        return cls(found.integer("total"), found.counts("by_state"), found.counts("by_outcome"))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch. state: running or finished. jobs: how many. implicit: made for a lone job."""
+
+    id: str
+    name: str | None
+    labels: Mapping[str, str]
+    priority: int
+    state: str
+    implicit: bool
+    cancel_requested: bool
+    jobs: int
+    trials: TrialCounts
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last trial has ended."""
+        return self.state == "finished"
+
+    @classmethod
+    def from_json(cls, value: Any) -> "BatchInfo":
+        """Read the wire form."""
+        found = Record(value, "batch")
+        return cls(
+            id=found.text("id"),
+            name=found.text_or_none("name"),
+            labels=found.texts("labels"),
+            priority=found.integer("priority"),
+            state=found.text("state"),
+            implicit=found.flag("implicit"),
+            cancel_requested=found.flag("cancel_requested"),
+            jobs=found.integer("jobs"),
+            trials=found.one("trials", TrialCounts.from_json),
+            created_at=found.time("created_at"),
+            finished_at=found.time_or_none("finished_at"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job. digest: equal for equal work. spec: with every default filled in; empty in lists."""
+
+    id: str
+    batch_id: str
+    key: str
+    kind: str
+    digest: str
+    labels: Mapping[str, str]
+    trials: TrialCounts
+    created_at: datetime
+    spec: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "JobInfo":
+        """Read the wire form."""
+        found = Record(value, "job")
+        return cls(
+            id=found.text("id"),
+            batch_id=found.text("batch_id"),
+            key=found.text("key"),
+            kind=found.text("kind"),
+            digest=found.text("digest"),
+            labels=found.texts("labels"),
+            trials=found.one("trials", TrialCounts.from_json),
+            created_at=found.time("created_at"),
+            spec=found.json_object("spec"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no success. failure_class: task, infra, spec, quota or cancelled. code: stable."""
+
+    failure_class: str
+    code: str
+    message: str
+    step: str | None
+    exit_code: int | None
+    signal: int | None
+    oom: bool
+    timed_out: bool
+    retryable: bool
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Failure":
+        """Read the wire form."""
+        found = Record(value, "failure")
+        return cls(
+            failure_class=found.text("class"),
+            code=found.text("code"),
+            message=found.text("message"),
+            step=found.text_or_none("step"),
+            exit_code=found.integer_or_none("exit_code"),
+            signal=found.integer_or_none("signal"),
+            oom=found.flag("oom"),
+            timed_out=found.flag("timed_out"),
+            retryable=found.flag("retryable"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """How one step ended. exit_code: None when it was killed or never started. error: why it could not start."""
+
+    name: str
+    role: str
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    oom: bool
+    duration_ms: int
+    error: str | None
+    patch_rejected: bool
+
+    @classmethod
+    def from_json(cls, value: Any) -> "StepInfo":
+        """Read the wire form."""
+        found = Record(value, "step")
+        return cls(
+            name=found.text("name"),
+            role=found.text("role"),
+            exit_code=found.integer_or_none("exit_code"),
+            signal=found.integer_or_none("signal"),
+            timed_out=found.flag("timed_out"),
+            oom=found.flag("oom"),
+            duration_ms=found.integer("duration_ms"),
+            error=found.text_or_none("error"),
+            patch_rejected=found.flag("patch_rejected"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TestSet:
+    """How tests named in the verdict fared. failed: ids that did not pass, absent ones too."""
+
+    __test__ = False  # keeps pytest from collecting the class by its name
+
+    passed: int
+    total: int
+    failed: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TestSet":
+        """Read the wire form."""
+        found = Record(value, "set of tests")
+        return cls(found.integer("passed"), found.integer("total"), found.each("failed", str))
+
+
+@dataclass(frozen=True, slots=True)
+class TestsInfo:
+    """What the verdict read. counts: tests by status. The sets are None unless the verdict names tests."""
+
+    __test__ = False  # keeps pytest from collecting the class by its name
+
+    counts: Mapping[str, int]
+    fail_to_pass: TestSet | None
+    pass_to_pass: TestSet | None
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TestsInfo":
+        """Read the wire form."""
+        found = Record(value, "result of tests")
+        return cls(
+            found.counts("counts"),
+            found.one_or_none("fail_to_pass", TestSet.from_json),
+            found.one_or_none("pass_to_pass", TestSet.from_json),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One physical try of a trial. number: 1 for the first. phase: what it does now. node: name of the machine.
+
+    state: dispatched, starting, running, stopping, collecting; or an end: finished, lost, never_started.
+    usage: wall_seconds, cpu_seconds, memory_peak_bytes, log_bytes as far as known.
+    """
+
+    id: str
+    trial_id: str
+    number: int
+    state: str
+    phase: str | None
+    node: str | None
+    outcome: str | None
+    failure: Failure | None
+    steps: tuple[StepInfo, ...]
+    tests: TestsInfo | None
+    usage: Mapping[str, Any]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @classmethod
+    def from_json(cls, value: Any) -> "AttemptInfo":
+        """Read the wire form."""
+        found = Record(value, "attempt")
+        return cls(
+            id=found.text("id"),
+            trial_id=found.text("trial_id"),
+            number=found.integer("number"),
+            state=found.text("state"),
+            phase=found.text_or_none("phase"),
+            node=found.text_or_none("node"),
+            outcome=found.text_or_none("outcome"),
+            failure=found.one_or_none("failure", Failure.from_json),
+            steps=found.each("steps", StepInfo.from_json),
+            tests=found.one_or_none("tests", TestsInfo.from_json),
+            usage=found.json_object("usage"),
+            created_at=found.time("created_at"),
+            started_at=found.time_or_none("started_at"),
+            finished_at=found.time_or_none("finished_at"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialInfo:
+    """One sample of a job.
+
+    state: blocked, queued, running, retry_wait, cancelling or finished. outcome: set when finished: passed, failed,
+    error (no verdict, and no score), cancelled or skipped.
+    """
+
+    id: str
+    batch_id: str
+    job_id: str
+    job_key: str
+    index: int
+    seed: int | None
+    state: str
+    outcome: str | None
+    failure: Failure | None
+    rewards: Mapping[str, float]
+    attempts_used: int
+    infra_losses: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self.state == "finished"
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TrialInfo":
+        """Read the wire form."""
+        return cls(**_trial_fields(Record(value, "trial")))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDetail(TrialInfo):
+    """One sample with its attempts, oldest first. The last one's result is the trial's."""
+
+    attempts: tuple[AttemptInfo, ...]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TrialDetail":
+        """Read the wire form."""
+        found = Record(value, "trial")
+        return cls(**_trial_fields(found), attempts=found.each("attempts", AttemptInfo.from_json))
+
+
+def _trial_fields(found: Record) -> dict[str, Any]:
+    return {
+        "id": found.text("id"),
+        "batch_id": found.text("batch_id"),
+        "job_id": found.text("job_id"),
+        "job_key": found.text("job_key"),
+        "index": found.integer("index"),
+        "seed": found.integer_or_none("seed"),
+        "state": found.text("state"),
+        "outcome": found.text_or_none("outcome"),
+        "failure": found.one_or_none("failure", Failure.from_json),
+        "rewards": found.numbers("rewards"),
+        "attempts_used": found.integer("attempts_used"),
+        "infra_losses": found.integer("infra_losses"),
+        "created_at": found.time("created_at"),
+        "started_at": found.time_or_none("started_at"),
+        "finished_at": found.time_or_none("finished_at"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A run of output of one stream. seq: one order over both streams, from 0, without gaps."""
+
+    seq: int
+    time: datetime
+    stream: str
+    step: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """The data as text, what is not UTF-8 replaced. A character cut by the end of the chunk is lost: join data."""
+        return self.data.decode("utf-8", "replace")
+
+    @classmethod
+    def from_json(cls, value: Any) -> "LogChunk":
+        """Read the wire form."""
+        found = Record(value, "log chunk")
+        try:
+            data = base64.b64decode(found.text("b64"), validate=True)
+        except binascii.Error as error:
+            raise ProtocolError("the answer holds a log chunk that is not base64") from error
+        return cls(
+            seq=found.integer("seq"),
+            time=found.time("t"),
+            stream=found.text("stream"),
+            step=found.text("step"),
+            data=data,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactInfo:
+    """A file kept from the sandbox. path: as it was there. digest: `sha256:<hex>`."""
+
+    path: str
+    digest: str
+    size_bytes: int
+    created_at: datetime
+
+    @classmethod
+    def from_json(cls, value: Any) -> "ArtifactInfo":
+        """Read the wire form."""
+        found = Record(value, "artifact")
+        return cls(
+            found.text("path"), found.text("digest"), found.integer("size_bytes"), found.time("created_at")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """cancelled: trials that had not started and are finished now. cancelling: running ones that were told to stop."""
+
+    cancelled: int
+    cancelling: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Cancellation":
+        """Read the wire form."""
+        found = Record(value, "cancellation")
+        return cls(found.integer("cancelled"), found.integer("cancelling"))

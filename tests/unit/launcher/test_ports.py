@@ -1,0 +1,35 @@
+import os
+import socket
+
+import pytest
+
+from launcher.errors import StartupError
+from launcher.ports import LOOPBACK, check_port_is_free, find_free_port, is_port_free
+
+
+def test_free_port_can_be_listened_on():
+    port = find_free_port()
+    assert is_port_free(port)
+    check_port_is_free(port, purpose="API")
+
+
+def test_taken_port_is_named_with_the_way_out():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_port_free(port)
+        with pytest.raises(StartupError, match=rf"port {port} for the API is taken .*--port"):
+            check_port_is_free(port, purpose="API")
+
+
+def test_port_of_a_connection_that_just_ended_is_free():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((LOOPBACK, port)), server.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_RDWR)  # the server's side closes first, so it keeps TIME_WAIT
+    assert is_port_free(port)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may listen on every port")
+def test_privileged_port_is_named():
+    with pytest.raises(StartupError, match="may not listen on port 1 "):
+        check_port_is_free(1, purpose="API")
