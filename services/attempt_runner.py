@@ -5,17 +5,18 @@ written. The sandbox is gone before the end of the attempt is committed.
 """
 
 import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from core.blobstore import BlobStore
@@ -65,10 +66,11 @@ class AttemptRunner:
     def __init__(self, parts: WorkerParts) -> None:
         """parts: stay open as long as this object is used."""
         self._parts = parts
+        self._specs = _SpecCache()
 
     def run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
         """Run a claimed attempt to its end. Never raises: whatever happens becomes the attempt's failure."""
-        spec = _parse_spec(claimed.job_id, json.dumps(claimed.spec))
+        spec = self._specs.get(claimed)
         logs = self._parts.logs
         pump = logs.open(
             claimed.attempt_id, claimed.trial_id, claimed.fence, cap_bytes=self._parts.log_cap_bytes
@@ -84,10 +86,24 @@ class AttemptRunner:
             logs.forget(claimed.attempt_id)
 
 
-@lru_cache(maxsize=64)
-def _parse_spec(_job_id: UUID, text: str) -> JobSpec:
-    """Parse once for the trials of a job, which tend to come together."""
-    return JobSpec.from_json(json.loads(text))
+class _SpecCache:
+    """Parses a spec once for all trials of its job, which tend to come together. A job's spec never changes."""
+
+    _SIZE = 64
+
+    def __init__(self) -> None:
+        self._specs: OrderedDict[UUID, JobSpec] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, claimed: ClaimedAttempt) -> JobSpec:
+        with self._lock:
+            spec = self._specs.get(claimed.job_id)
+            if spec is None:
+                spec = self._specs[claimed.job_id] = JobSpec.from_json(claimed.spec)
+            self._specs.move_to_end(claimed.job_id)
+            if len(self._specs) > self._SIZE:
+                self._specs.popitem(last=False)
+            return spec
 
 
 class _Run:
@@ -104,6 +120,7 @@ class _Run:
         pump: LogPump,
     ) -> None:
         self._parts = parts
+        self._statements = parts.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._claimed = claimed
         self._session_id = session_id
         self._control = control
@@ -276,20 +293,19 @@ class _Run:
         return verdict
 
     def _read_log(self, step: str) -> bytes:
-        with self._parts.engine.begin() as connection:
-            return LogChunkRepository(connection).read_step(self._claimed.trial_id, self._claimed.fence, step)
+        claimed = self._claimed
+        return self._database(
+            lambda connection: LogChunkRepository(connection).read_step(claimed.trial_id, claimed.fence, step)
+        )
 
     def _finish(self, verdict: Grade) -> None:
         summary = self._pump.close()
         end = self._to_end(verdict, summary)
         rows = self._collector.rows if self._collector else []
-
-        def write(attempts: AttemptRepository) -> bool:
-            if rows:
-                attempts.add_artifacts(self._claimed, rows)
-            return attempts.finish(self._claimed, self._session_id, end)
-
-        if not self._write(write):
+        if rows:
+            # Before the end, each by its own commit: artifacts of an attempt that then turns out lost are harmless.
+            self._write(lambda attempts: attempts.add_artifacts(self._claimed, rows))
+        if not self._write(lambda attempts: attempts.finish(self._claimed, self._session_id, end)):
             raise _DisownedError
         log.info(
             "attempt_finished",
@@ -348,14 +364,20 @@ class _Run:
         return (decision.at - now).total_seconds(), infra_loss, int(decision.counts_as == "task")
 
     def _write(self, action: Callable[[AttemptRepository], Result]) -> Result:
-        """Run one transaction, again and again while the database is away and the attempt is ours."""
+        return self._database(lambda connection: action(AttemptRepository(connection)))
+
+    def _database(self, action: Callable[[Connection], Result]) -> Result:
+        """Run one statement, again and again while the database is away and the attempt is ours.
+
+        Each of them is a transaction of its own, so BEGIN and COMMIT would be two round trips for nothing.
+        """
         pause = 0.1
         while True:
             if self._control.disowned:
                 raise _DisownedError
             try:
-                with self._parts.engine.begin() as connection:
-                    return action(AttemptRepository(connection))
+                with self._statements.connect() as connection:
+                    return action(connection)
             except DBAPIError as error:
                 if not _is_outage(error):
                     raise

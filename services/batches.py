@@ -16,7 +16,7 @@ from repositories.jobs import JobRepository, JobRow
 from repositories.tenants import TenantRepository
 from services.blobs import BlobService
 from services.idempotency import IdempotencyService, RequestIdentity
-from services.jobspec import JobSpec
+from services.jobspec import JobSpec, digest_of
 from services.outcomes import Failure
 from services.problems import InvalidFieldsError, Problem
 
@@ -191,13 +191,14 @@ class BatchService:
 
 
 def _to_job_row(job_id: UUID, spec: JobSpec) -> NewJobRow:
+    body = spec.to_json()
     return NewJobRow(
         id=job_id,
         key=spec.key,
         kind=spec.kind,
-        digest=spec.digest,
+        digest=digest_of(body),
         labels=spec.labels,
-        spec=json.dumps(spec.to_json()),
+        spec=json.dumps(body),
         trial_count=spec.trials.count,
     )
 

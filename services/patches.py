@@ -187,7 +187,9 @@ class _Applier:
             raise PatchRejectedError(source, None, f"the file to {section.moved} does not exist")
         is_changed = source in self.tree.after and source not in self.tree.arrived
         if section.moved == "rename" and is_changed:
-            raise PatchRejectedError(source, None, "the file is changed and then renamed: send one diff, not a series")
+            raise PatchRejectedError(
+                source, None, "the file is changed and then renamed: send one diff, not a series"
+            )
         if target != source and target not in self.tree.leaving and self.tree.current(target) is not None:
             raise PatchRejectedError(target, None, f"the file to {section.moved} to exists already")
         return old

@@ -45,7 +45,11 @@ class NodeWorker:
         database_url = settings.database_url.get_secret_value()
         redis_url = settings.redis_url.get_secret_value()
         actor = f"worker:{identity.id}"
-        self._engine = create_database_engine(database_url, actor=actor, pool_size=settings.worker_pool_size)
+        # Claims are decided by asking again and all other writes are repeated, so no ping is needed before each.
+        self._engine = create_database_engine(
+            database_url, actor=actor, pool_size=settings.worker_pool_size, pre_ping=False
+        )
+        self._statements = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
         self._wake = Wake(Wake.connect(redis_url))
         self._registry = AttemptRegistry()
@@ -70,7 +74,11 @@ class NodeWorker:
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
         self._draining = False
         self._stopping = threading.Event()
-        self._listener = threading.Thread(target=self._listen_for_cancels, name="cancels", daemon=True)
+        self._finished = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._listen_for_cancels, name="cancels", daemon=True),
+            threading.Thread(target=self._report_free_slots, name="free-slots", daemon=True),
+        ]
 
     @property
     def node_id(self) -> UUID:
@@ -85,7 +93,8 @@ class NodeWorker:
         self._remove_leftovers()
         self._logs.start()
         self._lease.start()
-        self._listener.start()
+        for thread in self._threads:
+            thread.start()
 
     def drain(self) -> None:
         """Take nothing new, and give what runs back to the queue."""
@@ -100,6 +109,7 @@ class NodeWorker:
     def stop(self) -> None:
         """End the session and close everything."""
         self._stopping.set()
+        self._finished.set()
         self._fallback.shutdown(wait=True, cancel_futures=True)
         try:
             self._lease.stop()
@@ -128,11 +138,11 @@ class NodeWorker:
             self._runner.run(claimed, session_id, control)
         finally:
             self._registry.leave(trial_id, fence)
-        self._wake.scheduler()
+        self._finished.set()
 
     def _claim(self, trial_id: UUID, fence: int, session_id: UUID) -> ClaimedAttempt | None:
         try:
-            with self._engine.begin() as connection:
+            with self._statements.connect() as connection:
                 return AttemptRepository(connection).claim(
                     trial_id, fence, session_id=session_id, node_id=self.node_id
                 )
@@ -140,7 +150,7 @@ class NodeWorker:
             log.warning("claim_reply_lost", trial_id=str(trial_id), error=str(error).splitlines()[0])
         # The commit may have gone through with its reply lost. If it did not, the bell is rung again.
         try:
-            with self._engine.begin() as connection:
+            with self._statements.connect() as connection:
                 return AttemptRepository(connection).find_claimed(trial_id, fence, session_id=session_id)
         except SQLAlchemyError:
             return None
@@ -176,6 +186,14 @@ class NodeWorker:
                 waiting = SessionRepository(connection).unclaimed(self.node_id, limit=room)
             for trial_id, fence in waiting:
                 self._fallback.submit(self.run_attempt, trial_id, fence)
+
+    def _report_free_slots(self) -> None:
+        """Wake the scheduler once for all attempts that ended in the last few milliseconds."""
+        while not self._stopping.is_set():
+            self._finished.wait()
+            self._finished.clear()
+            self._wake.scheduler()
+            self._stopping.wait(0.005)
 
     def _listen_for_cancels(self) -> None:
         """Cancels also come with the heartbeat; this only makes them faster."""

@@ -39,7 +39,9 @@ def iter_lines(text: str) -> Iterator[str]:
             line = match.group()
         if has_colours:
             line = _ANSI.sub("", line)
-        yield line.rstrip("\r")
+        line = line.rstrip("\r")
+        if line:
+            yield line
 
 
 class TestTable:

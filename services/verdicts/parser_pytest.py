@@ -139,7 +139,7 @@ class _Reader:
     def _read_verbose(self, line: str) -> None:
         by_worker = _XDIST.match(line)
         if by_worker is not None:
-            self._add_verbose(by_worker[2], _WORDS[by_worker[1]])
+            self._add_verbose(by_worker[2].rstrip(), _WORDS[by_worker[1]])
             return
         stripped = _PROGRESS.sub("", line).rstrip()
         found = _result_of(stripped)
