@@ -53,7 +53,9 @@ class BlobStore:
         if expected_digest is not None:
             check_digest(expected_digest)
         uploads = self._root / "uploads"
-        uploads.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One by one: with `parents`, the mode would count for the last folder only.
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        uploads.mkdir(exist_ok=True, mode=0o700)
         return BlobWriter(self, uploads, max_bytes=max_bytes, expected_digest=expected_digest)
 
     def put(

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
 
-__all__ = ["Bell", "DispatchRepository", "LostAttempt", "NodeRoom", "QueuedTrial"]
+__all__ = ["Bell", "DispatchRepository", "NodeRoom", "QueuedTrial"]
 
 _DISPATCH_LOCK = 0x5A4D_0002
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
@@ -108,33 +107,6 @@ WHERE ended_at IS NULL AND lease_until + make_interval(secs => %(grace)s) < cloc
 RETURNING id, node_id
 """
 
-_LOSE_ATTEMPTS = f"""
-WITH lost AS (
-  UPDATE attempts a SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s
-  FROM worker_sessions s
-  WHERE a.session_id = s.id AND s.ended_at IS NOT NULL AND a.{_LIVE}
-  RETURNING a.trial_id, a.fence
-), removed AS (
-  UPDATE sandboxes b SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'node_lost'
-  FROM lost l WHERE b.trial_id = l.trial_id AND b.fence = l.fence AND b.state <> 'removed'
-)
-SELECT t.id AS trial_id, t.fence, t.desired, t.infra_losses, t.task_retries, j.spec -> 'retry' AS retry
-FROM lost l JOIN trials t ON t.id = l.trial_id AND t.fence = l.fence JOIN jobs j ON j.id = t.job_id
-WHERE t.state IN ('running', 'cancelling')
-"""
-
-_REQUEUE_LOST = """
-UPDATE trials SET state = 'queued', state_reason = 'node_lost', infra_losses = infra_losses + 1,
-                  queued_at = clock_timestamp()
-WHERE id = %(trial_id)s AND fence = %(fence)s AND state = 'running'
-"""
-
-_FINISH_LOST = """
-UPDATE trials SET state = 'finished', state_reason = %(reason)s, outcome = %(outcome)s, failure = %(failure)s,
-                  infra_losses = infra_losses + 1, finished_at = clock_timestamp()
-WHERE id = %(trial_id)s AND fence = %(fence)s AND state IN ('running', 'cancelling')
-"""
-
 _PROMOTE_DUE = """
 UPDATE trials SET state = 'queued', run_at = NULL, queued_at = clock_timestamp()
 WHERE id IN (SELECT id FROM trials WHERE state = 'retry_wait' AND desired = 'run' AND run_at <= clock_timestamp()
@@ -198,18 +170,6 @@ class Bell:
     node_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
-    """A trial whose attempt died with its worker."""
-
-    trial_id: UUID
-    fence: int
-    desired: str
-    infra_losses: int
-    task_retries: int
-    retry: dict[str, Any]
-
-
 class DispatchRepository(SqlRepository):
     """Statements that admit, place, ring, recall and reap."""
 
@@ -266,27 +226,6 @@ class DispatchRepository(SqlRepository):
     def end_lapsed_sessions(self, *, grace_seconds: float) -> int:
         """End sessions whose lease ran out so long ago; gives how many."""
         return self._count(_END_LAPSED_SESSIONS, {"grace": grace_seconds})
-
-    def lose_attempts(self, failure: str) -> list[LostAttempt]:
-        """Mark live attempts of ended sessions as lost. failure: JSON text."""
-        return [LostAttempt(**row) for row in self._rows(_LOSE_ATTEMPTS, {"failure": failure})]
-
-    def requeue_lost(self, lost: LostAttempt) -> int:
-        """Give the trial its next try."""
-        return self._count(_REQUEUE_LOST, {"trial_id": lost.trial_id, "fence": lost.fence})
-
-    def finish_lost(self, lost: LostAttempt, *, outcome: str, reason: str, failure: str) -> int:
-        """End the trial. failure: JSON text."""
-        return self._count(
-            _FINISH_LOST,
-            {
-                "trial_id": lost.trial_id,
-                "fence": lost.fence,
-                "outcome": outcome,
-                "reason": reason,
-                "failure": failure,
-            },
-        )
 
     def promote_due(self) -> int:
         """Queue trials whose backoff is over."""

@@ -1,6 +1,5 @@
 """SQL of nodes and worker sessions: the leases."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -56,31 +55,6 @@ WHERE id = %(id)s AND ended_at IS NULL
 """
 
 
-# The session lives on, so the reaper would never look at this attempt: mark it lost and send its trial back.
-_DISOWN = f"""
-WITH lost AS (
-  UPDATE attempts SET state = 'lost', outcome = 'error', finished_at = clock_timestamp(), failure = %(failure)s::jsonb
-  WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(id)s AND {_LIVE} AND state <> 'dispatched'
-  RETURNING trial_id, fence
-)
-UPDATE trials t SET
-  state = CASE WHEN t.state = 'cancelling' THEN 'finished' ELSE 'queued' END,
-  outcome = CASE WHEN t.state = 'cancelling' THEN 'cancelled' END,
-  finished_at = CASE WHEN t.state = 'cancelling' THEN clock_timestamp() END,
-  state_reason = 'orphaned', infra_losses = infra_losses + 1, queued_at = clock_timestamp()
-FROM lost l WHERE t.id = l.trial_id AND t.fence = l.fence AND t.state IN ('running', 'cancelling')
-"""
-
-_ORPHANED = json.dumps(
-    {
-        "class": "infra",
-        "code": "orphaned",
-        "message": "its worker did not run this attempt",
-        "retryable": True,
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class HeldAttempt:
     """An attempt this session owns in the database's view, with the user's wish."""
@@ -133,16 +107,6 @@ class SessionRepository(SqlRepository):
     def held(self, session_id: UUID) -> list[HeldAttempt]:
         """All live attempts of this session."""
         return [HeldAttempt(**row) for row in self._rows(_HELD, {"id": session_id})]
-
-    def disown(self, attempt: HeldAttempt, session_id: UUID) -> bool:
-        """Mark an attempt as lost that this session owns but does not run."""
-        parameters = {
-            "trial_id": attempt.trial_id,
-            "fence": attempt.fence,
-            "id": session_id,
-            "failure": _ORPHANED,
-        }
-        return self._count(_DISOWN, parameters) == 1
 
     def unclaimed(self, node_id: UUID, *, limit: int) -> list[tuple[UUID, int]]:
         """Dispatched attempts that wait for this node: the way round a broker that is away."""

@@ -4,7 +4,6 @@ No transaction is held across a call to the sandbox: the intent is written and c
 written. The sandbox is gone before the end of the attempt is committed.
 """
 
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from core.blobstore import BlobStore
 from core.errors import FailureClass, RunFailure, RuntimeUnavailableError
+from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
@@ -29,6 +29,7 @@ from services.attempt_control import AttemptControl, StopReason
 from services.attempt_steps import ArtifactCollector, SandboxTools, StepRunner
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
+from services.lost_attempts import CANCELLED
 from services.outcomes import Failure, Grade, Outcome, StepResult
 from services.retries import decide_retry
 from services.verdicts import grade, should_continue
@@ -39,7 +40,6 @@ log = get_logger(__name__)
 
 Result = TypeVar("Result")
 
-_CANCELLED = Failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
 _SHUTDOWN = Failure(FailureClass.INFRA, "worker_shutdown", "the worker was stopped", retryable=True)
 
 
@@ -80,8 +80,9 @@ class AttemptRunner:
             run.execute()
         except _DisownedError:
             log.warning("attempt_disowned", trial_id=str(claimed.trial_id), fence=claimed.fence)
-        except Exception:
+        except Exception as error:
             log.exception("attempt_not_recorded", trial_id=str(claimed.trial_id), fence=claimed.fence)
+            run.give_up(error)
         finally:
             logs.forget(claimed.attempt_id)
 
@@ -142,6 +143,16 @@ class _Run:
             raise _DisownedError
         self._finish(verdict)
 
+    def give_up(self, error: Exception) -> None:
+        """Record the least there is to say, when the end itself could not be written.
+
+        If that fails as well, the heartbeat finds an attempt that nobody runs, and gives it back within its budget.
+        """
+        self._steps.clear()
+        message = f"the result could not be recorded: {type(error).__name__}"
+        with suppress(_DisownedError, SQLAlchemyError):
+            self._finish(_no_verdict(Failure(FailureClass.INFRA, "unknown", message, retryable=True)))
+
     def _left(self) -> float:
         return self._deadline - time.monotonic()
 
@@ -180,7 +191,7 @@ class _Run:
                 )
                 return _no_verdict(failure)
             case _:
-                return Grade(Outcome.CANCELLED, _CANCELLED)
+                return Grade(Outcome.CANCELLED, CANCELLED)
 
     def _in_sandbox(self) -> Grade:
         claimed, spec = self._claimed, self._spec
@@ -328,11 +339,11 @@ class _Run:
             outcome=verdict.outcome.value,
             reason=failure.code if failure else verdict.outcome.value,
             end_reason=self._control.reason.value if self._control.reason else "finished",
-            failure=json.dumps(failure.to_json()) if failure else None,
-            steps=json.dumps([_step_json(step) for step in self._steps]),
-            grade=json.dumps(verdict.to_json()),
-            usage=json.dumps(usage),
-            rewards=json.dumps(dict(verdict.rewards)) if verdict.rewards else None,
+            failure=to_jsonb(failure.to_json()) if failure else None,
+            steps=to_jsonb([_step_json(step) for step in self._steps]),
+            grade=to_jsonb(verdict.to_json()),
+            usage=to_jsonb(usage),
+            rewards=to_jsonb(dict(verdict.rewards)) if verdict.rewards else None,
             next_seq=summary.next_seq,
             log_bytes=summary.stored_bytes,
             truncated_bytes=summary.truncated_bytes,

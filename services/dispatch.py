@@ -11,7 +11,7 @@ from core.logging import get_logger
 from repositories.dispatch import Bell, DispatchRepository
 from services.placement import place
 
-__all__ = ["BellRinger", "Dispatcher", "DispatchPolicy"]
+__all__ = ["BellRinger", "DispatchPolicy", "Dispatcher"]
 
 log = get_logger(__name__)
 

@@ -1,28 +1,21 @@
 """Ends what nobody owns any more: lapsed sessions, lost attempts, trials past their deadline, done batches."""
 
-import json
-from typing import Any
-
 from sqlalchemy import Engine
 
 from core.errors import FailureClass
+from core.jsonb import to_jsonb
 from core.logging import get_logger
-from models.states import Outcome
-from repositories.dispatch import DispatchRepository, LostAttempt
+from repositories.dispatch import DispatchRepository
+from services.lost_attempts import CANCELLED, reap_ended_sessions
+from services.outcomes import Failure
 
 __all__ = ["Reaper"]
 
 log = get_logger(__name__)
 
 
-def _failure(failure_class: FailureClass, code: str, message: str) -> str:
-    return json.dumps({"class": failure_class, "code": code, "message": message, "retryable": False})
-
-
-_NODE_LOST = _failure(FailureClass.INFRA, "node_lost", "the worker that ran this attempt went away")
-_CANCELLED = _failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
-_QUEUE_TIMEOUT = _failure(FailureClass.QUOTA, "queue_timeout", "not started within timeouts.queue")
-_TOTAL_TIMEOUT = _failure(FailureClass.TASK, "total_timeout", "not finished within timeouts.total")
+_QUEUE_TIMEOUT = Failure(FailureClass.QUOTA, "queue_timeout", "not started within timeouts.queue")
+_TOTAL_TIMEOUT = Failure(FailureClass.TASK, "total_timeout", "not finished within timeouts.total")
 
 
 class Reaper:
@@ -46,12 +39,10 @@ class Reaper:
                 ended = repository.end_lapsed_sessions(grace_seconds=self._grace)
                 if ended:
                     log.warning("sessions_lapsed", count=ended)
-            lost = repository.lose_attempts(_NODE_LOST)
-            for attempt in lost:
-                _move_on(repository, attempt)
+            lost = reap_ended_sessions(connection)
         if lost:
-            log.warning("attempts_lost", count=len(lost))
-        return len(lost)
+            log.warning("attempts_lost", count=lost)
+        return lost
 
     def sweep(self) -> None:
         """Promote what is due, expire and cancel what waits, close finished batches."""
@@ -59,19 +50,9 @@ class Reaper:
             repository = DispatchRepository(connection)
             repository.lock()
             repository.promote_due()
-            repository.expire(queue_failure=_QUEUE_TIMEOUT, total_failure=_TOTAL_TIMEOUT)
-            repository.cancel_waiting(_CANCELLED)
+            repository.expire(
+                queue_failure=to_jsonb(_QUEUE_TIMEOUT.to_json()),
+                total_failure=to_jsonb(_TOTAL_TIMEOUT.to_json()),
+            )
+            repository.cancel_waiting(to_jsonb(CANCELLED.to_json()))
             repository.finish_batches()
-
-
-def _move_on(repository: DispatchRepository, lost: LostAttempt) -> None:
-    retry: dict[str, Any] = lost.retry
-    if lost.desired == "cancel":
-        outcome, reason, failure = Outcome.CANCELLED, "cancelled", _CANCELLED
-    elif lost.infra_losses < retry["infra_max"]:
-        # At once and at the head of the queue: waiting would punish the trial for the loss of a node.
-        repository.requeue_lost(lost)
-        return
-    else:
-        outcome, reason, failure = Outcome.ERROR, "node_lost", _NODE_LOST
-    repository.finish_lost(lost, outcome=outcome, reason=reason, failure=failure)

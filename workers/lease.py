@@ -13,6 +13,7 @@ from core.ids import new_id
 from core.logging import get_logger
 from repositories.sessions import HeldAttempt, SessionRepository
 from services.attempt_control import StopReason
+from services.lost_attempts import give_back_orphan
 from workers.registry import AttemptRegistry
 
 __all__ = ["LeaseKeeper", "LeaseTimes", "NodeDescription"]
@@ -172,7 +173,9 @@ class LeaseKeeper:
         if self._registry.contains(attempt.trial_id, attempt.fence):
             return
         with self._engine.begin() as connection:
-            given_back = SessionRepository(connection).disown(attempt, self.session_id)
+            given_back = give_back_orphan(
+                connection, attempt.trial_id, attempt.fence, session_id=self.session_id
+            )
         if given_back:
             log.warning("orphan_given_back", trial_id=str(attempt.trial_id), fence=attempt.fence)
 

@@ -4,12 +4,12 @@ from typing import Any
 from uuid import UUID
 
 from celery import Celery, signals
-from runtimes.registry import build_runtime
 
 from core.broker import ATTEMPT_TASK, create_celery
 from core.config import Settings
 from core.logging import get_logger
 from runtimes.base import Runtime
+from runtimes.registry import build_runtime
 from workers.identity import NodeIdentity
 from workers.node import NodeWorker
 

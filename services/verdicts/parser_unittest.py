@@ -196,21 +196,20 @@ class _Reader:
         return True
 
     def _open(self, test_id: str, dotted: str, tail: str) -> None:
+        test = self.current
         # The name of a test whose subtests wrote lines is written again before its own result.
-        if self.current is None or self.current.test_id != test_id or self.current.strong is not None:
+        if test is None or test.test_id != test_id or test.strong is not None:
             self._close()
-            name = test_id.rpartition(".")[2]
-            self.current = _Test(test_id, is_fixture=name in _FIXTURES)
-            self.started += not self.current.is_fixture
+            test = self.current = _Test(test_id, is_fixture=test_id.rpartition(".")[2] in _FIXTURES)
+            self.started += not test.is_fixture
         if _HEAD.match(tail):
             self.rest = tail
             return
         self._take_result(tail)
-        if self.current is not None and self.current.strong is not None:
+        if test.strong is not None:
             # Before 3.11 the results of class fixtures stand alone on a line, so the first one is the test's own.
             # Later runners do that after these two words only; there a later result outweighs a printed one.
-            is_new = self.current.test_id == dotted
-            self.current.is_final = not is_new or tail.strip() in _LEAVES_LINE_OPEN
+            test.is_final = test_id != dotted or tail.strip() in _LEAVES_LINE_OPEN
 
     def _take_result(self, text: str) -> None:
         status, is_whole = _result_at_end(text)

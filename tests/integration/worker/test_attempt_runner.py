@@ -1,9 +1,12 @@
 import threading
+from dataclasses import replace
 
 import pytest
 
+from core.errors import DaemonError
 from runtimes.fake import FakeRuntime
 from services.attempt_control import AttemptControl, StopReason
+from services.attempt_runner import _Run
 from services.jobspec import (
     ArtifactRule,
     ExitCodeVerdict,
@@ -325,3 +328,28 @@ def test_unexpected_error_is_infra_and_retried(world, tmp_path):
         row = bench.run(make_spec())
     assert row["state"] == "retry_wait"
     assert world.attempt(row["id"], 1)["failure"]["code"] == "unknown"
+
+
+def test_hostile_text_cannot_keep_an_attempt_from_being_recorded(world, tmp_path):
+    class Hostile(FakeRuntime):
+        def create(self, spec, *, timeout_seconds):
+            message = "a\x00b\ud800c \\u0000"
+            raise DaemonError(message)
+
+    with running_bench(world, Hostile(), tmp_path) as bench:
+        row = bench.run(make_spec(retry=NO_RETRY))
+    assert (row["state"], row["failure"]["code"]) == ("finished", "daemon_error")
+
+
+def test_end_that_cannot_be_written_is_recorded_without_its_details(bench, monkeypatch):
+    original = _Run._to_end
+    calls = []
+
+    def broken_once(self, verdict, summary):
+        end = original(self, verdict, summary)
+        calls.append(end)
+        return replace(end, grade="{") if len(calls) == 1 else end
+
+    monkeypatch.setattr(_Run, "_to_end", broken_once)
+    row = bench.run(make_spec(retry=NO_RETRY))
+    assert (row["state"], row["outcome"], row["failure"]["code"]) == ("finished", "error", "unknown")
