@@ -1,0 +1,22 @@
+"""`./run bench [NAME …]`: runs the benchmarks, each in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("queue_overhead", "sandbox_start")
+
+
+def main() -> None:
+    """Run those named, or all."""
+    names = sys.argv[1:] or NAMES
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    root = Path(__file__).resolve().parent.parent
+    for name in names:
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=root, check=True)
+
+
+if __name__ == "__main__":
+    main()
