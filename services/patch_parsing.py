@@ -1,7 +1,7 @@
 """Reads unified diffs, plain and git's, as bytes: no decoding, so any encoding and line ending survives.
 
 Written for hostile text: one pass over the lines, no regular expression with a choice to go back on. (The `unidiff`
-package was tried first: a header line of some fifty thousand colons and blanks keeps its patterns busy for hours.)
+package was tried first: one header line of 13 kB kept its patterns busy for 18 s, and time grows with the cube.)
 """
 
 import re

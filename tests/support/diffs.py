@@ -14,8 +14,8 @@ def diff(old: bytes, new: bytes, name: bytes = b"f.py", context: int = 3) -> byt
         parts = data.split(b"\n")
         return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
-    out = []
     names = (b"a/" + name, b"b/" + name)
-    for line in difflib.diff_bytes(difflib.unified_diff, lines(old), lines(new), *names, n=context):
-        out.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
-    return b"".join(out)
+    made = difflib.diff_bytes(difflib.unified_diff, lines(old), lines(new), *names, n=context)
+    return b"".join(
+        line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in made
+    )

@@ -1,3 +1,4 @@
+import contextlib
 import time
 
 import pytest
@@ -13,9 +14,7 @@ Files = dict[str, bytes]
 
 
 def run(patch: bytes, files: Files, **options: object) -> AppliedPatch:
-    return apply_patch(
-        patch, lambda path: FileContent(files[path]) if path in files else None, **options
-    )
+    return apply_patch(patch, lambda path: FileContent(files[path]) if path in files else None, **options)
 
 
 def result(patch: bytes, files: Files, **options: object) -> dict[str, bytes | None]:
@@ -24,7 +23,8 @@ def result(patch: bytes, files: Files, **options: object) -> dict[str, bytes | N
 
 
 line_texts = st.lists(
-    st.sampled_from([b"a", b"b", b"", b"a\r", b"\xff\xfe", b"-- x", b"++ y", b"\\ z", b"@@ -1 +1 @@"]), max_size=14
+    st.sampled_from([b"a", b"b", b"", b"a\r", b"\xff\xfe", b"-- x", b"++ y", b"\\ z", b"@@ -1 +1 @@"]),
+    max_size=14,
 )
 file_texts = st.builds(lambda lines, end: b"\n".join(lines) + end, line_texts, st.sampled_from([b"", b"\n"]))
 
@@ -41,10 +41,8 @@ def test_applying_a_diff_gives_the_new_text_byte_for_byte(old: bytes, new: bytes
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes_are_refused_by_the_declared_error_only(noise: bytes, as_hunk: bool) -> None:
     head = b"diff --git a/f.py b/f.py\n--- a/f.py\n+++ b/f.py\n@@ -1,2 +1,2 @@\n" if as_hunk else b""
-    try:
+    with contextlib.suppress(PatchRejectedError):
         run(head + noise, {"f.py": b"a\nb\n"})
-    except PatchRejectedError as error:
-        assert error.reason
 
 
 ONE_CHANGE = diff(NUMBERS, NUMBERS.replace(b"line 15\n", b"fifteen\n"))
@@ -56,7 +54,9 @@ ONE_CHANGE = diff(NUMBERS, NUMBERS.replace(b"line 15\n", b"fifteen\n"))
     ids=["few-lines-lower", "many-lines-lower", "in-place"],
 )
 def test_hunk_is_found_at_another_line(shift: bytes) -> None:
-    assert result(ONE_CHANGE, {"f.py": shift + NUMBERS})["f.py"] == shift + NUMBERS.replace(b"line 15", b"fifteen")
+    assert result(ONE_CHANGE, {"f.py": shift + NUMBERS})["f.py"] == shift + NUMBERS.replace(
+        b"line 15", b"fifteen"
+    )
 
 
 def test_hunk_is_found_above_its_line() -> None:
@@ -84,8 +84,6 @@ def test_up_to_two_outer_context_lines_may_differ(changed: int, fits: bool) -> N
             run(ONE_CHANGE, {"f.py": text})
 
 
-
-
 def git(names: str, *headers: str, body: str = "") -> bytes:
     lines = [f"diff --git {names}", *headers]
     return ("\n".join(lines) + "\n" + body).encode()
@@ -99,7 +97,6 @@ def edit(old: str, new: str) -> bytes:
     return EDIT.replace(old, new).encode()
 
 
-# fmt: off
 @pytest.mark.parametrize(
     ("patch", "files", "expected"),
     [
@@ -111,6 +108,18 @@ def edit(old: str, new: str) -> bytes:
                      {"x": b"1"}, {"x": None, "y": b"1"}, id="rename"),
         pytest.param(git("a/x b/y", "similarity index 100%", "copy from x", "copy to y"),
                      {"x": b"1"}, {"y": b"1"}, id="copy"),
+        pytest.param(
+            git("a/x b/y", "rename from x", "rename to y") + git("a/y b/x", "rename from y", "rename to x"),
+            {"x": b"1", "y": b"2"},
+            {"x": b"2", "y": b"1"},
+            id="swap",
+        ),
+        pytest.param(
+            git("a/x b/x", "new file mode 100644") + git("a/x b/y", "rename from x", "rename to y"),
+            {"x": b"1"},
+            {"x": b"", "y": b"1"},
+            id="new-file-where-one-was-moved-away",
+        ),
         pytest.param(b"--- /dev/null\n+++ b/d/x\n@@ -0,0 +1,2 @@\n+1\n+2\n\\ No newline at end of file\n",
                      {}, {"d/x": b"1\n2"}, id="create"),
         pytest.param(b"--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n", {"x": b"1\n"}, {"x": None}, id="delete"),
@@ -135,8 +144,7 @@ def edit(old: str, new: str) -> bytes:
         pytest.param(edit("b/x", '"b/\\"\\303\\251\\t"').replace(b"a/x", b'"a/\\"\\303\\251\\t"'),
                      {'"\u00e9\t': b"old\n"}, {'"\u00e9\t': b"new\n"}, id="quoted-name"),
     ],
-)
-# fmt: on
+)  # fmt: skip
 def test_form_of_diff_is_understood(patch: bytes, files: Files, expected: dict[str, bytes | None]) -> None:
     assert result(patch, files) == expected
 
@@ -223,14 +231,16 @@ def test_deletions_come_first_so_that_a_folder_can_take_the_name_of_a_file() -> 
 )
 def test_size_limits_hold(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
     monkeypatch.setattr(patches, limit, value)
-    with pytest.raises(PatchRejectedError, match="larger than|too many bytes"):
+    with pytest.raises(PatchRejectedError, match=r"larger than|too many bytes"):
         run(EDIT.encode(), {"x": b"old\n"})
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_FILES", 1), ("MAX_PATCH_LINES", 6)])
-def test_counts_of_files_and_lines_are_limited(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+def test_counts_of_files_and_lines_are_limited(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
     monkeypatch.setattr(patch_parsing, limit, value)
-    with pytest.raises(PatchRejectedError, match="more than 1 files|too many lines"):
+    with pytest.raises(PatchRejectedError, match=r"more than 1 files|too many lines"):
         run(EDIT.encode() + edit("/x", "/y"), {"x": b"old\n", "y": b"old\n"})
 
 
