@@ -57,7 +57,9 @@ class QueueWorld:
             self.execute(f"UPDATE tenants SET {column} = %(v)s WHERE id = %(id)s", v=value, id=row["id"])
         return row["id"]
 
-    def trials(self, tenant: int, count: int = 1, *, spec: JobSpec | None = None, **columns: Any) -> list[UUID]:
+    def trials(
+        self, tenant: int, count: int = 1, *, spec: JobSpec | None = None, **columns: Any
+    ) -> list[UUID]:
         """Queue `count` trials of one new job; columns go to the trials."""
         spec = spec or make_spec()
         batch, job = new_id(), new_id()
@@ -95,7 +97,9 @@ class QueueWorld:
             )
         return ids
 
-    def session(self, *, node: UUID | None = None, slots: int = 8, lease: float = 60.0, **changes: Any) -> "Seat":
+    def session(
+        self, *, node: UUID | None = None, slots: int = 8, lease: float = 60.0, **changes: Any
+    ) -> "Seat":
         node_id, session_id = node or new_id(), new_id()
         values = {"cpu_millicores": 64_000, "memory_bytes": 64 << 30, "runtimes": ["fake"], **changes}
         with self.engine.begin() as connection:

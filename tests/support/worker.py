@@ -65,9 +65,7 @@ class Bench:
         return bell, control, thread
 
     def log_of(self, trial: UUID, fence: int = 1) -> list[tuple[str, str, bytes]]:
-        sql = (
-            "SELECT step, stream, bytes FROM log_chunks WHERE trial_id = %(id)s AND fence = %(f)s ORDER BY seq"
-        )
+        sql = "SELECT step, stream, bytes FROM log_chunks WHERE trial_id = %(id)s AND fence = %(f)s ORDER BY seq"
         rows = self.world.execute(sql, id=trial, f=fence)
         return [(row["step"], row["stream"], row["bytes"]) for row in rows]
 

@@ -132,7 +132,8 @@ def test_missing_blob_is_a_spec_failure(bench):
 
 
 def test_junit_verdict_reads_the_collected_file(bench):
-    xml = '<testsuite><testcase classname="t" name="a"/><testcase classname="t" name="b"><failure/></testcase></testsuite>'
+    cases = '<testcase classname="t" name="a"/><testcase classname="t" name="b"><failure/></testcase>'
+    xml = f"<testsuite>{cases}</testsuite>"
     spec = make_spec(inputs=(Input("/j.xml", text=xml),), verdict=JunitVerdict("/j.xml"))
     assert bench.run(spec)["outcome"] == "failed"
 
