@@ -60,10 +60,8 @@ def create_celery(redis_url: str, *, node_id: UUID | None = None, slots: int = 1
         task_default_queue="dead-end",
     )
     if node_id is not None:
-        name = node_queue(node_id)
-        app.conf.update(
-            task_queues=[Queue(name)],  # type: ignore[no-untyped-call]  # kombu has no types
-            task_default_queue=name,
-            task_create_missing_queues=False,
-        )
+        # no_ack: a bell taken is a bell gone. Keeping it in kombu's `unacked` set until the ack, a moment later, would
+        # double the cost of each and bring nothing back, since the visibility timeout plays no part here.
+        queue = Queue(node_queue(node_id), no_ack=True)  # type: ignore[no-untyped-call]  # kombu has no types
+        app.conf.update(task_queues=[queue], task_default_queue=queue.name, task_create_missing_queues=False)
     return app

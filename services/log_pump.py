@@ -133,6 +133,9 @@ class LogPump:
 
     def drain(self) -> None:
         """Wait until all that was written is stored, or the pump is abandoned."""
+        with self._changed:
+            if not (self._pending or self._storing):
+                return  # no need to wake the writer, which would look at every pump of the worker
         self._wake()
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or not (self._pending or self._storing))

@@ -193,7 +193,7 @@ class NodeWorker:
             self._finished.wait()
             self._finished.clear()
             self._wake.scheduler()
-            self._stopping.wait(0.005)
+            self._stopping.wait(0.01)
 
     def _listen_for_cancels(self) -> None:
         """Cancels also come with the heartbeat; this only makes them faster."""

@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from celery import Celery, signals
+from celery.worker.request import Request
 
 from core.broker import ATTEMPT_TASK, create_celery
 from core.config import Settings
@@ -39,6 +40,17 @@ def run_worker(settings: Settings) -> None:
     )
 
 
+class BellRequest(Request):  # type: ignore[misc]  # Celery has no types
+    """A bell as the worker holds it: its queue is consumed without acks, so there is nothing to tell the broker.
+
+    kombu's Redis transport would remove each message from a set in which it never was, for two commands a bell.
+    """
+
+    def acknowledge(self) -> None:
+        """Only remember it, as the caller expects."""
+        self.acknowledged = True
+
+
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
     runtimes = {name: build_runtime(name, settings.home_path / "runtimes") for name in settings.runtimes}
@@ -48,7 +60,7 @@ def build_runtimes(settings: Settings) -> dict[str, Runtime]:
 
 
 def _connect(app: Celery, node: NodeWorker) -> None:
-    @app.task(name=ATTEMPT_TASK, ignore_result=True)  # type: ignore[untyped-decorator]  # Celery has no types
+    @app.task(name=ATTEMPT_TASK, ignore_result=True, Request=BellRequest)  # type: ignore[untyped-decorator]  # Celery has no types
     def run_attempt(trial_id: str, fence: int) -> None:
         node.run_attempt(UUID(trial_id), fence)
 
