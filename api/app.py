@@ -12,7 +12,7 @@ from api.errors import install_error_handlers
 from api.metrics import ApiMetrics
 from api.middleware import RequestMiddleware
 from api.openapi_parts import add_request_schemas
-from api.routes import attempts, batches, blobs, health, jobs, trials
+from api.routes import attempts, batches, blobs, health, jobs, reports, trials
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from core.blobstore import BlobStore
@@ -67,7 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.services = services
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
     install_error_handlers(app)
-    for part in (batches, jobs, trials, attempts, blobs, health):
+    for part in (batches, reports, jobs, trials, attempts, blobs, health):
         app.include_router(part.router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
     return app

@@ -61,9 +61,10 @@ async def get_logs(
 ) -> Response:
     """Give output in its one order over both streams.
 
-    Without `follow`: a page of chunks. With it, or when the client accepts `text/event-stream`: events `message` with a
-    chunk each and its `seq` as id, a comment every 15 seconds, and at last an event `end`. A reader that lost its
-    connection comes back with `Last-Event-ID` and misses nothing.
+    Without `follow`: a page of chunks; as text, the header `X-Next-Cursor` says where to go on. With it, or when the
+    client accepts `text/event-stream`: events `message` with a chunk each and its `seq` as id, a comment every 15
+    seconds, and at last an event `end`. A reader that lost its connection comes back with `Last-Event-ID` and misses
+    nothing.
     """
     start = after if not last_event_id else _parse_event_id(last_event_id)
     wants_events = "text/event-stream" in request.headers.get("accept", "")

@@ -12,7 +12,12 @@ def test_a_batch_is_accepted_and_can_be_looked_at(api):
     assert response.status_code == 202
     batch = response.json()
     assert response.headers["Location"] == f"/v1/batches/{batch['id']}"
-    assert (batch["name"], batch["labels"], batch["state"], batch["jobs"]) == ("nightly", {"model": "m1"}, "running", 1)
+    assert (batch["name"], batch["labels"], batch["state"], batch["jobs"]) == (
+        "nightly",
+        {"model": "m1"},
+        "running",
+        1,
+    )
     assert batch["trials"] == {"total": 1, "by_state": {"queued": 1}, "by_outcome": {}}
     assert api.client.get(response.headers["Location"]).json() == batch
 
@@ -34,7 +39,12 @@ def test_defaults_are_merged_under_each_job(api):
         },
         "jobs": [
             {"key": "a", "resources": {"memory_mb": 1024}, "env": {"B": "2"}},
-            {"key": "b", "priority": -3, "verdict": {"from": "exit_code"}, "steps": [{"name": "s", "run": "exit 1"}]},
+            {
+                "key": "b",
+                "priority": -3,
+                "verdict": {"from": "exit_code"},
+                "steps": [{"name": "s", "run": "exit 1"}],
+            },
         ],
     }
     batch = submit(api.client, body)
@@ -51,12 +61,20 @@ def test_defaults_are_merged_under_each_job(api):
 
 
 def test_trials_are_made_with_index_seed_and_limits(api):
-    body = make_batch(jobs=[make_job(trials={"count": 3, "seed": 40}, resources={"cpu": 0.5, "memory_mb": 64})])
+    body = make_batch(
+        jobs=[make_job(trials={"count": 3, "seed": 40}, resources={"cpu": 0.5, "memory_mb": 64})]
+    )
     batch = submit(api.client, body)
 
     trials = api.client.get(f"/v1/batches/{batch['id']}/trials").json()["items"]
-    assert [(t["index"], t["seed"], t["job_key"]) for t in trials] == [(0, 40, "job"), (1, 41, "job"), (2, 42, "job")]
-    row = api.rows("SELECT cpu_millicores, memory_bytes, runtime, queue_deadline FROM trials WHERE tenant_id = %(me)s")[0]
+    assert [(t["index"], t["seed"], t["job_key"]) for t in trials] == [
+        (0, 40, "job"),
+        (1, 41, "job"),
+        (2, 42, "job"),
+    ]
+    row = api.rows(
+        "SELECT cpu_millicores, memory_bytes, runtime, queue_deadline FROM trials WHERE tenant_id = %(me)s"
+    )[0]
     assert (row["cpu_millicores"], row["memory_bytes"], row["runtime"]) == (500, 64 << 20, "fake")
     assert row["queue_deadline"] is not None
 
@@ -98,7 +116,9 @@ def test_a_shown_spec_can_be_submitted_again_and_is_the_same_work(api):
 def test_the_same_key_and_body_give_the_same_batch(api):
     body = make_batch()
     first = api.client.post("/v1/batches", json=body, headers={"Idempotency-Key": "k1"})
-    again = api.client.post("/v1/batches", json=dict(reversed(body.items())), headers={"Idempotency-Key": "k1"})
+    again = api.client.post(
+        "/v1/batches", json=dict(reversed(body.items())), headers={"Idempotency-Key": "k1"}
+    )
 
     assert (first.status_code, again.status_code) == (202, 200)
     assert again.headers["Idempotent-Replayed"] == "true"
@@ -137,7 +157,9 @@ def test_twenty_clients_with_one_key_make_one_batch(api):
 
 def test_a_refused_batch_leaves_its_idempotency_key_free(api):
     unknown = make_job(inputs=[{"path": "/x", "blob": "sha256:" + "0" * 64}])
-    refused = api.client.post("/v1/batches", json=make_batch(jobs=[unknown]), headers={"Idempotency-Key": "k"})
+    refused = api.client.post(
+        "/v1/batches", json=make_batch(jobs=[unknown]), headers={"Idempotency-Key": "k"}
+    )
     assert refused.status_code == 422
     assert refused.json()["field"] == "jobs[0].inputs[0].blob"
     submit(api.client, **{"Idempotency-Key": "k"})
@@ -145,7 +167,9 @@ def test_a_refused_batch_leaves_its_idempotency_key_free(api):
 
 def test_an_expired_idempotency_key_is_free_again(api):
     first = submit(api.client, **{"Idempotency-Key": "k"})
-    api.rows("UPDATE idempotency SET expires_at = clock_timestamp() - interval '1 second' WHERE tenant_id = %(me)s")
+    api.rows(
+        "UPDATE idempotency SET expires_at = clock_timestamp() - interval '1 second' WHERE tenant_id = %(me)s"
+    )
     second = submit(api.client, make_batch(name="other"), **{"Idempotency-Key": "k"})
     assert first["id"] != second["id"]
 
@@ -214,7 +238,10 @@ def test_trials_are_filtered(api):
     api.client.post(f"/v1/trials/{first_trial(api.client, batch['id'])['id']}/cancel")
 
     def listed(query):
-        return [(t["job_key"], t["index"]) for t in api.client.get(f"/v1/batches/{batch['id']}/trials?{query}").json()["items"]]
+        return [
+            (t["job_key"], t["index"])
+            for t in api.client.get(f"/v1/batches/{batch['id']}/trials?{query}").json()["items"]
+        ]
 
     assert listed("state=queued") == [("a", 1), ("b", 0)]
     assert listed("outcome=cancelled") == [("a", 0)]

@@ -64,7 +64,17 @@ def test_a_missing_blob_is_not_found(store):
     assert not store.has(digest_of(b"never"))
 
 
-@pytest.mark.parametrize("digest", ["", "sha256:", "md5:" + "a" * 32, "sha256:" + "A" * 64, "sha256:../" + "a" * 61, "sha256:" + "a" * 64 + "\n"])
+@pytest.mark.parametrize(
+    "digest",
+    [
+        "",
+        "sha256:",
+        "md5:" + "a" * 32,
+        "sha256:" + "A" * 64,
+        "sha256:../" + "a" * 61,
+        "sha256:" + "a" * 64 + "\n",
+    ],
+)
 def test_only_digests_name_blobs(store, digest):
     with pytest.raises(InvalidRequestError):
         check_digest(digest)
@@ -79,7 +89,10 @@ def test_others_cannot_read_the_folder(store):
 
 
 def test_many_writers_of_the_same_bytes_do_no_harm(store):
-    threads = [threading.Thread(target=store.put, args=([b"x" * 1000],), kwargs={"max_bytes": 1000}) for _ in range(8)]
+    threads = [
+        threading.Thread(target=store.put, args=([b"x" * 1000],), kwargs={"max_bytes": 1000})
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

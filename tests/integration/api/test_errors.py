@@ -1,0 +1,170 @@
+"""Bad input of every kind: a clear refusal in the one shape, and nothing stored."""
+
+import json
+import socket
+import time
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from core.ids import new_id
+from tests.integration.api.conftest import make_batch, make_job, make_settings, open_api, submit
+
+
+def assert_shape(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"code", "message", "field", "request_id", "details"}
+    assert body["request_id"] == response.headers["X-Request-ID"]
+    return body
+
+
+def test_everything_wrong_is_listed_and_nothing_is_stored(api):
+    jobs = [make_job(), make_job(key="b", steps=[{"name": "x", "run": "true", "timeout": -1}], color="red")]
+    body = assert_shape(api.client.post("/v1/batches", json=make_batch(jobs=jobs)), 422)
+
+    assert body["code"] == "invalid_request"
+    assert body["field"] == "jobs[1].steps[0].timeout"
+    assert [detail["field"] for detail in body["details"]] == ["jobs[1].steps[0].timeout", "jobs[1].color"]
+    assert api.count("batches") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"", {}, 422),
+        (b"null", {}, 422),
+        (b"[]", {}, 422),
+        (b"{", {}, 422),
+        (b'{"jobs": NaN}', {}, 422),
+        (b'{"a":1,"a":2}', {}, 422),
+        (b"\xff\xfe", {}, 422),
+        (b"[" * 100_000, {}, 422),
+        (b"{}", {"Content-Type": "text/plain"}, 415),
+        (b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        (b"\x1f\x8b\x08", {"Content-Encoding": "gzip"}, 415),
+        (b"{}", {"Content-Encoding": "br"}, 415),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/jobs"])
+def test_bodies_that_cannot_be_read_are_refused(api, path, body, headers, status):
+    response = api.client.post(path, content=body, headers={"Content-Type": "application/json", **headers})
+    assert_shape(response, status)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\u0000b"], ids=["surrogate", "NUL"])
+def test_text_that_cannot_be_stored_is_refused(api, text):
+    body = json.dumps(make_batch(name=text)).encode()
+    response = api.client.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
+    assert_shape(response, 422)
+
+
+def test_hostile_names_come_back_in_errors_without_harm(api):
+    response = api.client.post("/v1/jobs", json={"\x1b[31m</script>\u202e": 1, "é" * 500: 2, "image": "host"})
+    body = assert_shape(response, 422)
+    assert "\x1b" not in response.text
+    assert all(len(detail["field"]) <= 200 for detail in body["details"])
+
+
+INJECTIONS = ["' OR '1'='1", "'; DROP TABLE trials; --", "%(tenant_id)s", "%s%s%n", "{0}", "\\'; --", "$$"]
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_sql_in_any_string_is_only_a_string(api, text):
+    job = make_job(env={"A": text}, labels={"a": text}, steps=[{"name": "run", "run": text}])
+    batch = submit(api.client, make_batch(name=text, labels={"x": text}, jobs=[job]))
+    assert (batch["name"], batch["labels"]) == (text, {"x": text})
+    quoted = quote(text, safe="")
+    for query in (
+        f"cursor={quoted}",
+        f"limit={quoted}",
+        f"state={quoted}",
+        f"outcome={quoted}",
+        f"job={quoted}",
+    ):
+        assert_shape(api.client.get(f"/v1/batches/{batch['id']}/trials?{query}"), 422)
+    for path in (f"/v1/batches/{quoted}", f"/v1/blobs/{quoted}"):
+        assert_shape(api.client.get(path), 422)
+    assert api.client.post(
+        "/v1/jobs", json=make_job(), headers={"Idempotency-Key": text.replace(" ", "_")}
+    ).is_success
+    assert api.count("trials") == 2
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256, "é"], ids=["empty", "blank", "long", "not ASCII"])
+def test_bad_idempotency_keys_are_refused(api, key):
+    response = api.client.post("/v1/jobs", json=make_job(), headers={"Idempotency-Key": key.encode()})
+    assert assert_shape(response, 422)["field"] == "Idempotency-Key"
+
+
+@pytest.mark.parametrize("value", ["0", "501", "-1", "x", "1.5", "1e3", "", "99999999999999999999"])
+def test_bad_limits_are_refused(api, value):
+    assert assert_shape(api.client.get(f"/v1/batches?limit={value}"), 422)["field"] == "limit"
+
+
+def test_unknown_routes_and_methods_have_the_same_shape(api):
+    assert assert_shape(api.client.get("/v1/nothing"), 404)["code"] == "not_found"
+    refused = api.client.delete("/v1/batches")
+    assert assert_shape(refused, 405)["code"] == "method_not_allowed"
+    assert set(refused.headers["Allow"].split(", ")) & {"GET", "POST"}
+
+
+def test_a_body_larger_than_the_limit_is_refused_by_its_length_or_while_it_comes(
+    database_url, redis_url, tmp_path
+):
+    settings = make_settings(
+        database_url, redis_url, tmp_path / "home", max_body_bytes=1 << 20, max_blob_bytes=1 << 20
+    )
+    with open_api(settings) as running, running.new_tenant() as api:
+        big = b" " * ((1 << 20) + 1)
+        for path in ("/v1/batches", "/v1/blobs"):
+            assert_shape(api.client.post(path, content=big), 413)
+            assert_shape(api.client.post(path, content=iter([big[:1000]] * 2000)), 413)
+        assert_shape(api.client.post(f"/v1/batches/{new_id()}/cancel", content=b" " * 70_000), 413)
+        assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+
+
+def test_a_client_that_stops_in_its_body_is_let_go(api, monkeypatch):
+    monkeypatch.setattr("api.body._IDLE_SECONDS", 0.3)
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST /v1/blobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.key}\r\nContent-Length: 100\r\n\r\n"
+        connection.sendall(head.encode() + b"abc")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_request_ids_are_taken_over_when_sane_and_always_given(api):
+    assert (
+        api.client.get("/healthz", headers={"X-Request-ID": "abc-1.2_3"}).headers["X-Request-ID"]
+        == "abc-1.2_3"
+    )
+    for bad in ("", "a b", "x" * 129, "a;b"):
+        given = api.client.get("/healthz", headers={"X-Request-ID": bad}).headers["X-Request-ID"]
+        assert given != bad
+        assert len(given) == 32
+
+
+def test_an_unforeseen_error_tells_nothing_but_its_id(api, monkeypatch):
+    def explode(*_args, **_kwargs):
+        message = "password=hunter2"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("services.batches.BatchService.page", explode)
+    response = api.client.get("/v1/batches")
+    body = assert_shape(response, 500)
+    assert body["code"] == "internal_error"
+    assert "hunter2" not in response.text
+
+
+def test_hostile_json_is_refused_within_a_second_or_so(api):
+    headers = {"Content-Type": "application/json"}
+    for body in (
+        b"[" * 3_000_000,
+        b"[" + b"[]," * 3_000_000 + b"1]",
+        b'{"jobs":[' + b"{}," * 9_999 + b"{}]}",
+    ):
+        started = time.monotonic()
+        assert api.client.post("/v1/batches", content=body, headers=headers).status_code in {413, 422}
+        assert time.monotonic() - started < 3
