@@ -138,6 +138,12 @@ WHERE b.state = 'running' AND NOT EXISTS (SELECT 1 FROM trials t WHERE t.batch_i
 """
 
 
+_PURGE_KEYS = """
+DELETE FROM idempotency WHERE (tenant_id, key) IN (
+  SELECT tenant_id, key FROM idempotency WHERE expires_at < clock_timestamp() LIMIT 5000)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
     """A node that takes work, and what is free on it."""
@@ -238,6 +244,10 @@ class DispatchRepository(SqlRepository):
     def cancel_waiting(self, failure: str) -> int:
         """End waiting trials that are to be cancelled. failure: JSON text."""
         return self._count(_CANCEL_WAITING, {"failure": failure})
+
+    def purge_idempotency_keys(self) -> int:
+        """Delete keys past their time, some thousand at most; gives how many."""
+        return self._count(_PURGE_KEYS)
 
     def finish_batches(self) -> int:
         """Close batches whose last trial is finished."""

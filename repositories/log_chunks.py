@@ -9,10 +9,11 @@ from repositories.base import SqlRepository
 
 __all__ = ["Chunk", "LogChunkRepository"]
 
+# %()b sends the bytes as they are: as text each would be escaped.
 _APPEND = """
 INSERT INTO log_chunks (trial_id, fence, seq, step, stream, at, bytes)
 SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(seqs)s::int[], %(steps)s::text[], %(streams)s::text[],
-                     %(ats)s::timestamptz[], %(bytes)s::bytea[])
+                     %(ats)s::timestamptz[], %(bytes)b::bytea[])
 ON CONFLICT (trial_id, fence, seq) DO NOTHING
 """
 

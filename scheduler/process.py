@@ -66,6 +66,7 @@ class Scheduler:
             Loop("ring_again", self._ring_again, interval_seconds=rering, enabled=led),
             Loop("reap", self._reap, interval_seconds=min(1.0, settings.lease_seconds / 3), enabled=led),
             Loop("sweep", self._sweep, interval_seconds=2 * settings.tick_seconds, enabled=led),
+            Loop("purge", self._purge, interval_seconds=60.0, enabled=led),
         ]
 
     def run(self) -> None:
@@ -106,6 +107,10 @@ class Scheduler:
 
     def _sweep(self) -> bool:
         self._reaper.sweep()
+        return False
+
+    def _purge(self) -> bool:
+        self._reaper.purge()
         return False
 
     def _listen(self) -> None:

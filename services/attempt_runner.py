@@ -29,8 +29,7 @@ from services.attempt_control import AttemptControl, StopReason
 from services.attempt_steps import ArtifactCollector, SandboxTools, StepRunner
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
-from services.lost_attempts import CANCELLED
-from services.outcomes import Failure, Grade, Outcome, StepResult
+from services.outcomes import CANCELLED, Failure, Grade, Outcome, StepResult
 from services.retries import decide_retry
 from services.verdicts import grade, should_continue
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from core.blobstore import BlobStore
-from core.errors import FailureClass, NotFoundError, QuotaExceededError
+from core.errors import NotFoundError, QuotaExceededError
 from core.ids import new_id
 from models.states import Outcome, TrialState
 from repositories.batches import BatchRepository, BatchRow, CancelledTrial, NewJobRow, NewTrials
@@ -17,12 +17,10 @@ from repositories.tenants import TenantRepository
 from services.blobs import BlobService
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
-from services.outcomes import Failure
+from services.outcomes import CANCELLED
 from services.problems import InvalidFieldsError, Problem
 
 __all__ = ["BatchService", "BatchSummary", "Cancellation", "Created", "JobSummary", "NewBatch", "TrialCounts"]
-
-CANCELLED = Failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
 
 
 @dataclass(frozen=True, slots=True)

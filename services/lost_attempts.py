@@ -8,11 +8,10 @@ from core.errors import FailureClass
 from core.jsonb import to_jsonb
 from models.states import Outcome
 from repositories.lost_attempts import LostAttempt, LostAttemptRepository
-from services.outcomes import Failure
+from services.outcomes import CANCELLED, Failure
 
-__all__ = ["CANCELLED", "give_back_orphan", "reap_ended_sessions"]
+__all__ = ["give_back_orphan", "reap_ended_sessions"]
 
-CANCELLED = Failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
 _NODE_LOST = Failure(
     FailureClass.INFRA, "node_lost", "the worker that ran this attempt went away", retryable=True
 )

@@ -14,7 +14,16 @@ from core.errors import FailureClass
 from models.states import Outcome
 from services.jobspec import StepRole
 
-__all__ = ["Failure", "Grade", "Outcome", "StepResult", "TestSetResult", "TestStatus", "clean_text"]
+__all__ = [
+    "CANCELLED",
+    "Failure",
+    "Grade",
+    "Outcome",
+    "StepResult",
+    "TestSetResult",
+    "TestStatus",
+    "clean_text",
+]
 
 MAX_MESSAGE_CHARS = 2_000
 """A failure message is read by people in tables; the log has the rest."""
@@ -95,6 +104,10 @@ class Failure:
         """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
         rest = dict(value)
         return cls(cls=FailureClass(rest.pop("class")), **rest)
+
+
+CANCELLED = Failure(FailureClass.CANCELLED, "cancelled", "cancelled on request")
+"""Of every trial that ends because its user asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from core.errors import FailureClass
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.dispatch import DispatchRepository
-from services.lost_attempts import CANCELLED, reap_ended_sessions
-from services.outcomes import Failure
+from services.lost_attempts import reap_ended_sessions
+from services.outcomes import CANCELLED, Failure
 
 __all__ = ["Reaper"]
 
@@ -56,3 +56,10 @@ class Reaper:
             )
             repository.cancel_waiting(to_jsonb(CANCELLED.to_json()))
             repository.finish_batches()
+
+    def purge(self) -> None:
+        """Delete what has served its time. Not under the dispatch lock: nobody else looks at it."""
+        with self._engine.begin() as connection:
+            purged = DispatchRepository(connection).purge_idempotency_keys()
+        if purged:
+            log.info("idempotency_keys_purged", count=purged)

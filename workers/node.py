@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
@@ -60,12 +61,13 @@ class NodeWorker:
             LeaseTimes(settings.lease_seconds, settings.lease_margin_seconds, settings.heartbeat_seconds),
             on_beat=self._poll_without_broker,
         )
+        self._blobs = BlobStore(settings.home_path / "blobs")
         self._logs = LogWriter(self._engine, self._publish)
         self._runner = AttemptRunner(
             WorkerParts(
                 engine=self._engine,
                 runtimes=runtimes,
-                blobs=BlobStore(settings.home_path / "blobs"),
+                blobs=self._blobs,
                 logs=self._logs,
                 node_id=identity.id,
                 log_cap_bytes=settings.log_cap_bytes,
@@ -75,9 +77,10 @@ class NodeWorker:
         self._draining = False
         self._stopping = threading.Event()
         self._finished = threading.Event()
+        self._ended: deque[UUID] = deque()
         self._threads = [
             threading.Thread(target=self._listen_for_cancels, name="cancels", daemon=True),
-            threading.Thread(target=self._report_free_slots, name="free-slots", daemon=True),
+            threading.Thread(target=self._report_ends, name="ends", daemon=True),
         ]
 
     @property
@@ -91,6 +94,7 @@ class NodeWorker:
         In this order: as long as a sandbox of the old session runs, its trial must not start anywhere else.
         """
         self._remove_leftovers()
+        self._blobs.sweep()
         self._logs.start()
         self._lease.start()
         for thread in self._threads:
@@ -136,6 +140,7 @@ class NodeWorker:
                 return
             self._registry.mark_claimed(trial_id, fence)
             self._runner.run(claimed, session_id, control)
+            self._ended.append(claimed.attempt_id)
         finally:
             self._registry.leave(trial_id, fence)
         self._finished.set()
@@ -163,14 +168,17 @@ class NodeWorker:
                     runtime.remove(handle)
 
     def _publish(self, chunks: Sequence[Chunk]) -> None:
+        self._publish_all((f"log:{chunk.attempt_id}", _to_message(chunk)) for chunk in chunks)
+
+    def _publish_all(self, messages: Iterable[tuple[str, str]]) -> None:
         """Tell live readers. A lost message costs them a re-read of the store."""
         try:
             pipeline = self._redis.pipeline(transaction=False)
-            for chunk in chunks:
-                pipeline.publish(f"log:{chunk.attempt_id}", _to_message(chunk))
+            for channel, message in messages:
+                pipeline.publish(channel, message)
             pipeline.execute()
         except (redis.RedisError, OSError) as error:
-            log.debug("log_chunks_not_published", count=len(chunks), error=str(error))
+            log.debug("messages_not_published", error=str(error))
 
     def _poll_without_broker(self) -> None:
         """While Redis is away no bell arrives: look for the node's attempts in the table itself."""
@@ -187,12 +195,14 @@ class NodeWorker:
             for trial_id, fence in waiting:
                 self._fallback.submit(self.run_attempt, trial_id, fence)
 
-    def _report_free_slots(self) -> None:
-        """Wake the scheduler once for all attempts that ended in the last few milliseconds."""
+    def _report_ends(self) -> None:
+        """Tell of all attempts that ended in the last few milliseconds: the scheduler once, their log readers each."""
         while not self._stopping.is_set():
             self._finished.wait()
             self._finished.clear()
             self._wake.scheduler()
+            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            self._publish_all((f"log:{attempt_id}", '{"closed": true}') for attempt_id in ended)
             self._stopping.wait(0.01)
 
     def _listen_for_cancels(self) -> None:

@@ -134,3 +134,17 @@ def test_batch_closes_with_its_last_trial(world: QueueWorld, reaper):
     (row,) = world.execute("SELECT state, finished_at FROM batches")
     assert row["state"] == "finished"
     assert row["finished_at"] is not None
+
+
+def test_expired_idempotency_keys_are_deleted_and_others_kept(world: QueueWorld, reaper):
+    tenant = world.tenant()
+    for key, when in (("old", "yesterday"), ("new", "tomorrow")):
+        world.execute(
+            "INSERT INTO idempotency (tenant_id, key, route, request_hash, resource_id, expires_at)"
+            " VALUES (%(t)s, %(k)s, 'r', 'x', gen_random_uuid(), %(w)s)",
+            t=tenant,
+            k=key,
+            w=when,
+        )
+    reaper.purge()
+    assert world.execute("SELECT key FROM idempotency") == [{"key": "new"}]
