@@ -7,6 +7,7 @@ with Client() as client:                     # SANDMILL_API_URL, SANDMILL_API_KE
     print(client.wait(job.batch_id).trials.by_outcome)
 """
 
+from sandmill.batches import BatchInfo, Cancellation, JobInfo, TrialCounts
 from sandmill.client import Client
 from sandmill.errors import (
     ConflictError,
@@ -44,22 +45,9 @@ from sandmill.jobs import (
     Verdict,
 )
 from sandmill.logs import LogStream
-from sandmill.models import (
-    ArtifactInfo,
-    AttemptInfo,
-    BatchInfo,
-    Cancellation,
-    Failure,
-    JobInfo,
-    LogChunk,
-    StepInfo,
-    TestSet,
-    TestsInfo,
-    TrialCounts,
-    TrialDetail,
-    TrialInfo,
-)
+from sandmill.outputs import ArtifactInfo, LogChunk
 from sandmill.retry import RetryPolicy
+from sandmill.trials import AttemptInfo, Failure, StepInfo, TestSet, TestsInfo, TrialDetail, TrialInfo
 
 __all__ = [
     "Artifact",

@@ -12,21 +12,15 @@ from urllib.parse import quote
 
 import httpx
 
+from sandmill.batches import BatchInfo, Cancellation, JobInfo
 from sandmill.errors import NotFoundError, WaitTimeoutError
 from sandmill.jobs import Job, JobDefaults
 from sandmill.logs import LogStream
-from sandmill.models import (
-    ArtifactInfo,
-    AttemptInfo,
-    BatchInfo,
-    Cancellation,
-    JobInfo,
-    TrialDetail,
-    TrialInfo,
-)
+from sandmill.outputs import ArtifactInfo
 from sandmill.record import Record
 from sandmill.retry import RetryPolicy
 from sandmill.transport import Call, Transport
+from sandmill.trials import AttemptInfo, TrialDetail, TrialInfo
 
 __all__ = ["Client"]
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any, Self
 
 from sandmill.errors import ConnectionLostError, ProtocolError, SandmillError
-from sandmill.models import LogChunk
+from sandmill.outputs import LogChunk
 from sandmill.record import Record
 from sandmill.sse import ServerEvent, parse_events
 from sandmill.transport import Call, Transport

@@ -1,121 +1,21 @@
-"""What comes back. Times are aware; names of states and outcomes are listed where they stand."""
+"""Trials and attempts as they come back. Times are aware; names of states and outcomes are listed where they stand."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sandmill.errors import ProtocolError
 from sandmill.record import Record
 
 __all__ = [
-    "ArtifactInfo",
     "AttemptInfo",
-    "BatchInfo",
-    "Cancellation",
     "Failure",
-    "JobInfo",
-    "LogChunk",
     "StepInfo",
     "TestSet",
     "TestsInfo",
-    "TrialCounts",
     "TrialDetail",
     "TrialInfo",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class TrialCounts:
-    """How many trials are where, and how the finished ones ended. Names that are absent count zero."""
-
-    total: int
-    by_state: Mapping[str, int]
-    by_outcome: Mapping[str, int]
-
-    @property
-    def finished(self) -> int:
-        """Trials that have ended."""
-        return self.by_state.get("finished", 0)
-
-    @classmethod
-    def from_json(cls, value: Any) -> "TrialCounts":
-        """Read the wire form."""
-        found = Record(value, "count of trials")
-        return cls(found.integer("total"), found.counts("by_state"), found.counts("by_outcome"))
-
-
-@dataclass(frozen=True, slots=True)
-class BatchInfo:
-    """A batch. state: running or finished. jobs: how many. implicit: made for a lone job."""
-
-    id: str
-    name: str | None
-    labels: Mapping[str, str]
-    priority: int
-    state: str
-    implicit: bool
-    cancel_requested: bool
-    jobs: int
-    trials: TrialCounts
-    created_at: datetime
-    finished_at: datetime | None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last trial has ended."""
-        return self.state == "finished"
-
-    @classmethod
-    def from_json(cls, value: Any) -> "BatchInfo":
-        """Read the wire form."""
-        found = Record(value, "batch")
-        return cls(
-            id=found.text("id"),
-            name=found.text_or_none("name"),
-            labels=found.texts("labels"),
-            priority=found.integer("priority"),
-            state=found.text("state"),
-            implicit=found.flag("implicit"),
-            cancel_requested=found.flag("cancel_requested"),
-            jobs=found.integer("jobs"),
-            trials=found.one("trials", TrialCounts.from_json),
-            created_at=found.time("created_at"),
-            finished_at=found.time_or_none("finished_at"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class JobInfo:
-    """A job. digest: equal for equal work. spec: with every default filled in; empty in lists."""
-
-    id: str
-    batch_id: str
-    key: str
-    kind: str
-    digest: str
-    labels: Mapping[str, str]
-    trials: TrialCounts
-    created_at: datetime
-    spec: Mapping[str, Any]
-
-    @classmethod
-    def from_json(cls, value: Any) -> "JobInfo":
-        """Read the wire form."""
-        found = Record(value, "job")
-        return cls(
-            id=found.text("id"),
-            batch_id=found.text("batch_id"),
-            key=found.text("key"),
-            kind=found.text("kind"),
-            digest=found.text("digest"),
-            labels=found.texts("labels"),
-            trials=found.one("trials", TrialCounts.from_json),
-            created_at=found.time("created_at"),
-            spec=found.json_object("spec"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,67 +229,3 @@ def _trial_fields(found: Record) -> dict[str, Any]:
         "started_at": found.time_or_none("started_at"),
         "finished_at": found.time_or_none("finished_at"),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    """A run of output of one stream. seq: one order over both streams, from 0, without gaps."""
-
-    seq: int
-    time: datetime
-    stream: str
-    step: str
-    data: bytes
-
-    @property
-    def text(self) -> str:
-        """The data as text, what is not UTF-8 replaced. A character cut by the end of the chunk is lost: join data."""
-        return self.data.decode("utf-8", "replace")
-
-    @classmethod
-    def from_json(cls, value: Any) -> "LogChunk":
-        """Read the wire form."""
-        found = Record(value, "log chunk")
-        try:
-            data = base64.b64decode(found.text("b64"), validate=True)
-        except binascii.Error as error:
-            raise ProtocolError("the answer holds a log chunk that is not base64") from error
-        return cls(
-            seq=found.integer("seq"),
-            time=found.time("t"),
-            stream=found.text("stream"),
-            step=found.text("step"),
-            data=data,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactInfo:
-    """A file kept from the sandbox. path: as it was there. digest: `sha256:<hex>`."""
-
-    path: str
-    digest: str
-    size_bytes: int
-    created_at: datetime
-
-    @classmethod
-    def from_json(cls, value: Any) -> "ArtifactInfo":
-        """Read the wire form."""
-        found = Record(value, "artifact")
-        return cls(
-            found.text("path"), found.text("digest"), found.integer("size_bytes"), found.time("created_at")
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """cancelled: trials that had not started and are finished now. cancelling: running ones that were told to stop."""
-
-    cancelled: int
-    cancelling: int
-
-    @classmethod
-    def from_json(cls, value: Any) -> "Cancellation":
-        """Read the wire form."""
-        found = Record(value, "cancellation")
-        return cls(found.integer("cancelled"), found.integer("cancelling"))

@@ -1,0 +1,50 @@
+"""The Sandmill server of this run: one that is there already, or one started here for the time of the run."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from examples.swe_eval.errors import ExampleError
+from launcher.config import LauncherSettings
+from launcher.stack import Stack, StackConfig
+from sandmill import Client
+
+__all__ = ["connect", "home_folder"]
+
+
+def home_folder() -> Path:
+    """Folder of the stack's state and of this example's cache: SANDMILL_HOME, by default ~/.sandmill."""
+    return LauncherSettings().home.expanduser().absolute()
+
+
+@contextmanager
+def connect(*, is_hurried: Callable[[], bool]) -> Iterator[Client]:
+    """Give a client of a server that answers.
+
+    SANDMILL_API_URL with SANDMILL_API_KEY names a running server; without them all of Sandmill is started as children
+    of this process and stopped in the end. is_hurried: asked while stopping; True kills instead of waiting.
+    """
+    named = [name for name in ("SANDMILL_API_URL", "SANDMILL_API_KEY") if os.environ.get(name)]
+    if len(named) == 1:
+        raise ExampleError(f"{named[0]} is set alone: set SANDMILL_API_URL and SANDMILL_API_KEY, or neither")
+    if named:
+        with _open_client() as client:
+            yield client
+        return
+    settings = LauncherSettings()
+    config = StackConfig(
+        home=settings.home,
+        database_url=settings.database_url.get_secret_value() if settings.database_url else None,
+        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
+        with_flower=False,
+    )
+    with Stack(config, is_hurried=is_hurried) as stack, Client(stack.api_url, stack.api_key) as client:
+        yield client
+
+
+def _open_client() -> Client:
+    try:
+        return Client()
+    except ValueError as error:
+        raise ExampleError(f"SANDMILL_API_URL or SANDMILL_API_KEY is wrong: {error}") from error

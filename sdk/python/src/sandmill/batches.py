@@ -1,0 +1,120 @@
+"""Batches and jobs as they come back. Times are aware."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sandmill.record import Record
+
+__all__ = [
+    "BatchInfo",
+    "Cancellation",
+    "JobInfo",
+    "TrialCounts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCounts:
+    """How many trials are where, and how the finished ones ended. Names that are absent count zero."""
+
+    total: int
+    by_state: Mapping[str, int]
+    by_outcome: Mapping[str, int]
+
+    @property
+    def finished(self) -> int:
+        """Trials that have ended."""
+        return self.by_state.get("finished", 0)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TrialCounts":
+        """Read the wire form."""
+        found = Record(value, "count of trials")
+        return cls(found.integer("total"), found.counts("by_state"), found.counts("by_outcome"))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch. state: running or finished. jobs: how many. implicit: made for a lone job."""
+
+    id: str
+    name: str | None
+    labels: Mapping[str, str]
+    priority: int
+    state: str
+    implicit: bool
+    cancel_requested: bool
+    jobs: int
+    trials: TrialCounts
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last trial has ended."""
+        return self.state == "finished"
+
+    @classmethod
+    def from_json(cls, value: Any) -> "BatchInfo":
+        """Read the wire form."""
+        found = Record(value, "batch")
+        return cls(
+            id=found.text("id"),
+            name=found.text_or_none("name"),
+            labels=found.texts("labels"),
+            priority=found.integer("priority"),
+            state=found.text("state"),
+            implicit=found.flag("implicit"),
+            cancel_requested=found.flag("cancel_requested"),
+            jobs=found.integer("jobs"),
+            trials=found.one("trials", TrialCounts.from_json),
+            created_at=found.time("created_at"),
+            finished_at=found.time_or_none("finished_at"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job. digest: equal for equal work. spec: with every default filled in; empty in lists."""
+
+    id: str
+    batch_id: str
+    key: str
+    kind: str
+    digest: str
+    labels: Mapping[str, str]
+    trials: TrialCounts
+    created_at: datetime
+    spec: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "JobInfo":
+        """Read the wire form."""
+        found = Record(value, "job")
+        return cls(
+            id=found.text("id"),
+            batch_id=found.text("batch_id"),
+            key=found.text("key"),
+            kind=found.text("kind"),
+            digest=found.text("digest"),
+            labels=found.texts("labels"),
+            trials=found.one("trials", TrialCounts.from_json),
+            created_at=found.time("created_at"),
+            spec=found.json_object("spec"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """cancelled: trials that had not started and are finished now. cancelling: running ones that were told to stop."""
+
+    cancelled: int
+    cancelling: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Cancellation":
+        """Read the wire form."""
+        found = Record(value, "cancellation")
+        return cls(found.integer("cancelled"), found.integer("cancelling"))
