@@ -8,6 +8,7 @@ import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from api.deadline import DeadlineMiddleware
 from api.errors import install_error_handlers
 from api.metrics import ApiMetrics
 from api.middleware import RequestMiddleware
@@ -65,6 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.services = services
+    app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
     install_error_handlers(app)
     for part in (batches, reports, jobs, trials, attempts, blobs, health):

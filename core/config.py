@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8080, ge=0, le=65535)
     api_pool_size: int = Field(default=10, ge=1, le=200)
+    request_deadline_seconds: float = Field(
+        default=25.0, gt=0, description="From the end of a request to the start of its answer, then 503."
+    )
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 20, description="Largest JSON body accepted.")
     max_blob_bytes: int = Field(default=2 << 30, ge=1 << 20, description="Largest single blob accepted.")
 
