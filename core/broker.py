@@ -20,8 +20,13 @@ def node_queue(node_id: UUID) -> str:
     return f"node.{node_id}"
 
 
-def create_celery(redis_url: str, *, node_id: UUID | None = None, slots: int = 1) -> Celery:
-    """Build the application. node_id: of a worker, which then consumes its own queue and no other."""
+def create_celery(
+    redis_url: str, *, node_id: UUID | None = None, slots: int = 1, task_events: bool = False
+) -> Celery:
+    """Build the application. node_id: of a worker, which then consumes its own queue and no other.
+
+    task_events: tell Flower of every bell, not only of the worker.
+    """
     app = Celery("sandmill", broker=redis_url)
     app.conf.update(
         task_ignore_result=True,
@@ -38,9 +43,10 @@ def create_celery(redis_url: str, *, node_id: UUID | None = None, slots: int = 1
         task_time_limit=None,
         worker_soft_shutdown_timeout=20,
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        worker_send_task_events=True,
+        worker_send_task_events=task_events,
         task_send_sent_event=False,
         worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_pool_acquire_timeout=5,

@@ -11,18 +11,28 @@ __all__ = ["create_database_engine", "to_driver_url"]
 
 
 def create_database_engine(
-    url: str, *, actor: str, pool_size: int, statement_timeout_seconds: float = 30.0, pre_ping: bool = True
+    url: str,
+    *,
+    actor: str,
+    pool_size: int,
+    statement_timeout_seconds: float = 30.0,
+    pre_ping: bool = True,
+    by_key_only: bool = False,
 ) -> Engine:
     """Make an engine; connects on first use.
 
     url: `postgresql://...`. actor: who, in `trial_events`, every change over this engine is written down to.
     pre_ping: replace a connection found dead before use, for one round trip more per transaction. Without it, the
     first transaction on each connection after a database restart fails: for callers that try again anyway.
+    by_key_only: every statement finds its rows by key, so sequential scans are ruled out. A plan made while a table
+    was small is kept with the prepared statement, and would scan the table when it has grown.
     """
-    options = (
-        f"-c sandmill.actor={actor} -c statement_timeout={int(statement_timeout_seconds * 1000)}"
-        " -c idle_in_transaction_session_timeout=30000"
-    )
+    options = {
+        "sandmill.actor": actor,
+        "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+        "idle_in_transaction_session_timeout": "30000",
+        **({"enable_seqscan": "off"} if by_key_only else {}),
+    }
     return create_engine(
         to_driver_url(url),
         pool_size=pool_size,
@@ -30,7 +40,7 @@ def create_database_engine(
         pool_timeout=5,
         pool_pre_ping=pre_ping,
         connect_args={
-            "options": options,
+            "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
             "application_name": f"sandmill-{actor}",
             "connect_timeout": 3,
             # A dead peer is found in seconds, not in the two hours of the kernel's default.

@@ -205,6 +205,8 @@ class Stack:
 
     def _environment(self, home: Home) -> dict[str, str]:
         return {
+            # Only Flower looks at these; whoever wants them without it can still say so.
+            **({"SANDMILL_CELERY_TASK_EVENTS": "true"} if self._config.with_flower else {}),
             **self._config.environment,
             "SANDMILL_HOME": str(home.path),
             "DATABASE_URL": self.database_url,

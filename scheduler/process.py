@@ -33,6 +33,7 @@ class Scheduler:
         self._engine = create_database_engine(
             settings.database_url.get_secret_value(),
             actor="scheduler",
+            by_key_only=True,
             pool_size=4,
             statement_timeout_seconds=5.0,
         )

@@ -48,7 +48,7 @@ class NodeWorker:
         actor = f"worker:{identity.id}"
         # Claims are decided by asking again and all other writes are repeated, so no ping is needed before each.
         self._engine = create_database_engine(
-            database_url, actor=actor, pool_size=settings.worker_pool_size, pre_ping=False
+            database_url, actor=actor, pool_size=settings.worker_pool_size, pre_ping=False, by_key_only=True
         )
         self._statements = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)

@@ -25,7 +25,10 @@ def run_worker(settings: Settings) -> None:
     runtimes = build_runtimes(settings)
     node = NodeWorker(settings, identity, runtimes)
     app = create_celery(
-        settings.redis_url.get_secret_value(), node_id=identity.id, slots=settings.worker_slots
+        settings.redis_url.get_secret_value(),
+        node_id=identity.id,
+        slots=settings.worker_slots,
+        task_events=settings.celery_task_events,
     )
     _connect(app, node)
     app.worker_main(
