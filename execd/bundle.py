@@ -12,6 +12,7 @@ import json
 import marshal
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,10 @@ _PROGRAM: Final = "app/execd.pyc"
 _PRELOAD_FILE: Final = b"/etc/ld.so.preload\0"
 _NO_PRELOAD_FILE: Final = b"/.sbx/no-such-file\0"
 
+_IMAGE_DATA: Final = re.compile(rb"/usr/lib(?=/locale[/\0]|(?:64|/[a-z0-9_-]+)?/gconv[/\0])")
+_NOWHERE: Final = b"/.sbx/no"
+"""Of the same length: libc shall not read locales and conversion modules of the image either."""
+
 _LOADER_VARIABLES: Final = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
 _UNCHECKED_HASH: Final = (1).to_bytes(4, "little") + bytes(8)
 
@@ -74,8 +79,11 @@ def build_bundle(out: Path) -> None:
 
     All of it is readable by everyone, whatever the umask. Raises BundleError.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise BundleError(f"cannot build the execd bundle: {error}") from error
     try:
         _fill(work)
         _make_readable(work)
@@ -100,7 +108,7 @@ def bundle_digest() -> str:
         str(status.st_mtime_ns),
     ]
     digest = hashlib.sha256("\0".join(facts).encode())
-    for source in sorted([*Path(__file__).parent.glob("*.py"), *_package_folder("h11").glob("*.py")]):
+    for source in [*_sources(Path(__file__).parent), *_sources(_package_folder("h11"))]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -136,6 +144,10 @@ def shield_loader_variables(env: Mapping[str, str]) -> dict[str, str]:
         else:
             shielded[name] = value
     return shielded
+
+
+def _sources(package: Path) -> list[Path]:
+    return sorted(package.glob("*.py"))
 
 
 def _fill(work: Path) -> None:
@@ -237,7 +249,10 @@ def _copy_libraries(binaries: Sequence[Path], work: Path) -> None:
         libraries |= needed_libraries(binary, loader)
     for name, path in libraries.items():
         if path != loader and name != loader.name:
-            shutil.copyfile(path, work / "lib" / name)
+            image = path.read_bytes()
+            (work / "lib" / name).write_bytes(
+                _IMAGE_DATA.sub(_NOWHERE, image) if name == "libc.so.6" else image
+            )
 
 
 def _strip(files: Sequence[Path], *, keep: Path) -> None:

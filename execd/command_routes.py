@@ -74,7 +74,16 @@ class CommandRoutes:
                 # However slow the reader: its program waits with it, and the command's own timeout still holds.
                 await exchange.send(frames, patient=True)
 
+        async def abort_when_overdue() -> None:
+            await execution.exited.wait()
+            await asyncio.sleep(exchange.limits.stream_end_seconds)
+            exchange.abort()
+
         relay = Relay(execution, send, self._detached, strip_newlines=self._strip_newlines)
         exchange.on_disconnect(abandon)
-        await relay.run()
-        await exchange.finish()
+        overdue = asyncio.create_task(abort_when_overdue())
+        try:
+            await relay.run()
+            await exchange.finish()
+        finally:
+            overdue.cancel()

@@ -24,7 +24,11 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may take. A body must come at minimum_body_rate once body_grace_seconds are over."""
+    """What a client may take.
+
+    minimum_body_rate: bytes per second of a body once body_grace_seconds are over. stream_end_seconds: to fetch the
+    rest of a command's stream after the command ended.
+    """
 
     connections: int = 256
     header_bytes: int = 16 * 1024
@@ -35,6 +39,7 @@ class Limits:
     body_grace_seconds: float = 60.0
     minimum_body_rate: int = 1024
     write_stall_seconds: float = 60.0
+    stream_end_seconds: float = 300.0
 
 
 class Exchange:
@@ -93,7 +98,7 @@ class Exchange:
         """Send a whole response."""
         self.is_started = True
         await self._connection.write(
-            h11.Response(status_code=status, headers=[*headers, ("content-length", str(len(body)))]),
+            self._head(status, [*headers, ("content-length", str(len(body)))]),
             h11.Data(data=body),
             h11.EndOfMessage(),
         )
@@ -106,9 +111,7 @@ class Exchange:
     async def start(self, status: int, headers: Headers, *, first: bytes = b"") -> None:
         """Begin a response whose body follows by `send`; chunked unless headers hold a content-length."""
         self.is_started = True
-        await self._connection.write(
-            h11.Response(status_code=status, headers=list(headers)), h11.Data(data=first)
-        )
+        await self._connection.write(self._head(status, headers), h11.Data(data=first))
 
     async def send(self, data: bytes, *, patient: bool = False) -> None:
         """Send a part and wait until the client can take more.
@@ -117,9 +120,20 @@ class Exchange:
         """
         await self._connection.write(h11.Data(data=data), patient=patient)
 
+    def abort(self) -> None:
+        """Drop the connection; whoever waits in `send` gets an OSError."""
+        self._connection.abort()
+
     async def finish(self) -> None:
         """End a response begun with `start`."""
+        # What the client sends after the end is its next request, which the watch must not take for itself.
+        await self._connection.stop_watching()
         await self._connection.write(h11.EndOfMessage())
+
+    def _head(self, status: int, headers: Headers) -> h11.Response:
+        # What is left of a body that no one wants makes the connection useless: the client must know.
+        closing = () if self._connection.has_whole_request() else (("connection", "close"),)
+        return h11.Response(status_code=status, headers=[*headers, *closing])
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -132,6 +146,7 @@ class Connection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler, limits: Limits
     ) -> None:
         self.limits = limits
+        self.is_busy = False
         self._reader = reader
         self._writer = writer
         self._handler = handler
@@ -152,10 +167,12 @@ class Connection:
                 return
             if exchange is None:
                 return
+            self.is_busy = True
             try:
                 await self._handler(exchange)
             finally:
-                await self._stop_watching()
+                self.is_busy = False
+                await self.stop_watching()
             if not await self._is_reusable():
                 return
 
@@ -167,7 +184,9 @@ class Connection:
                 return event  # type: ignore[return-value]  # NEED_DATA is the only other member of the union
             if self._http.they_are_waiting_for_100_continue:
                 await self.write(h11.InformationalResponse(status_code=100, headers=[]))
-            self._http.receive_data(await self._reader.read(READ_BYTES))
+            # h11 limits only headers that have not come whole: small reads until they have.
+            size = READ_BYTES if self._http.their_state is h11.SEND_BODY else self.limits.header_bytes
+            self._http.receive_data(await self._reader.read(size))
 
     async def write(self, *events: h11.Event, patient: bool = False) -> None:
         """Send events in one write and wait for room. Raises OSError, TimeoutError when the client stalls."""
@@ -179,13 +198,34 @@ class Connection:
             async with asyncio.timeout(self.limits.write_stall_seconds):
                 await self._writer.drain()
 
+    def has_whole_request(self) -> bool:
+        """Take the end of a request whose body no one read, if it has come already."""
+        while self._http.their_state is h11.SEND_BODY:
+            try:
+                if self._http.next_event() is h11.NEED_DATA:
+                    return False
+            except h11.RemoteProtocolError:
+                return False
+        return self._http.their_state is h11.DONE
+
     def watch_peer(self, callback: Callable[[], None]) -> None:
         """Call back once the client closes its side."""
         self._watch = asyncio.get_running_loop().create_task(self._watch_peer(callback))
 
+    async def stop_watching(self) -> None:
+        """End `watch_peer`; what it has read is kept for the next request."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+            self._watch = None
+
     async def refuse(self, error: ExecdError) -> None:
         """Answer an error outside of any route, and close."""
         await self._reply_error(error.status, error.code, error.message)
+
+    def abort(self) -> None:
+        """Close without sending what is buffered."""
+        self._writer.transport.abort()
 
     def drop(self) -> None:
         """Close at once."""
@@ -198,7 +238,7 @@ class Connection:
         if not self._http.trailing_data[0]:
             try:
                 async with asyncio.timeout(self.limits.idle_seconds):
-                    data = await self._reader.read(READ_BYTES)
+                    data = await self._reader.read(self.limits.header_bytes)
             except TimeoutError:
                 return None
             self._http.receive_data(data)
@@ -208,21 +248,11 @@ class Connection:
 
     async def _is_reusable(self) -> bool:
         """Make ready for the next request; False (after a lingering close) if that is not possible."""
-        if self._http.our_state is h11.DONE and self._has_whole_request():
+        if self._http.our_state is h11.DONE and self.has_whole_request():
             self._http.start_next_cycle()
             return True
         await self._linger()
         return False
-
-    def _has_whole_request(self) -> bool:
-        """Take the end of a request whose body no one read, if it has come already."""
-        while self._http.their_state is h11.SEND_BODY:
-            try:
-                if self._http.next_event() is h11.NEED_DATA:
-                    return False
-            except h11.RemoteProtocolError:
-                return False
-        return self._http.their_state is h11.DONE
 
     async def _linger(self) -> None:
         """Take what the client still sends, for a moment: a reset would destroy the answer on its way."""
@@ -253,20 +283,13 @@ class Connection:
     async def _watch_peer(self, callback: Callable[[], None]) -> None:
         pipelined = 0
         try:
-            while pipelined <= _MAX_PIPELINED_BYTES:
-                data = await self._reader.read(READ_BYTES)
-                if not data:
-                    break
+            while data := await self._reader.read(READ_BYTES):
                 pipelined += len(data)
                 self._http.receive_data(data)
+                if pipelined > _MAX_PIPELINED_BYTES:
+                    return  # the rest waits in the socket; only a failing write can tell the end now
         except OSError:
             pass
         callback()
         # A writer that waits for room would not notice by itself.
-        self._writer.transport.abort()
-
-    async def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
-            self._watch = None
+        self.abort()

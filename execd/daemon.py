@@ -71,11 +71,11 @@ def _prepare_process(options: Options) -> None:
         resource.setrlimit(number, (value, value))
     if not kernel.adopt_orphans():
         log.warning("orphans_not_adopted")
-    if options.access_token:
-        if not kernel.wipe_secret(options.access_token):
-            log.warning("access_token_not_wiped")
-        if not kernel.hide_memory():
-            log.warning("memory_not_hidden")
+    if options.access_token and not kernel.wipe_secret(options.access_token):
+        log.warning("access_token_not_wiped")
+    # Commands run as the same user: one that writes to our memory could forge the results of all later ones.
+    if not kernel.hide_memory():
+        log.warning("memory_not_hidden")
 
 
 def _open_listener(options: Options) -> socket.socket:

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+import os
 from base64 import b64encode
 from typing import Any, Final
 
 from execd.accounts import Accounts
 from execd.connection import Exchange
 from execd.errors import (
+    ExecdError,
     InvalidFileContentError,
     InvalidFileError,
     InvalidFileMetadataError,
     InvalidQueryError,
+    MissingQueryError,
     NotSupportedError,
     PayloadTooLargeError,
+    error_from_os,
 )
 from execd.files import Download, FileInspector, NamePattern, parse_range
 from execd.multipart import BrokenMultipartError, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
@@ -41,6 +45,22 @@ class FileRoutes:
         for path in paths:
             found[_wire_text(path)] = _wire_info(self._inspector.describe(_checked_path(path)))
         await exchange.reply_json(200, found)
+
+    async def delete(self, exchange: Exchange) -> None:
+        """DELETE /files; a missing file is as good as a deleted one, a folder is an error."""
+        paths = exchange.target.query.get("path")
+        if not paths:
+            raise MissingQueryError("query parameter 'path' is missing")
+        for path in [_checked_path(path) for path in paths]:
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                continue
+            except IsADirectoryError as error:
+                raise ExecdError(f"{_wire_text(path)} is a directory") from error
+            except OSError as error:
+                raise error_from_os(error, path) from error
+        await exchange.reply(200)
 
     async def search(self, exchange: Exchange) -> None:
         """GET /files/search; the array is sent while the walk goes on."""

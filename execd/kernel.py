@@ -64,7 +64,6 @@ def close_other_descriptors(keep: set[int]) -> None:
 
 
 def _prctl(option: int, value: int) -> bool:
-    # Loaded only here: pid 1 without a token, the usual case, starts without it.
     try:
         ctypes = importlib.import_module("ctypes")
     except ImportError:

@@ -98,7 +98,7 @@ def _start(
     identity: dict[str, int | list[int]],
     plumbing: _Plumbing,
 ) -> Launched:
-    argv, executable, script_fd = _program(request, env, plumbing)
+    argv, executable = _program(request, env, plumbing)
     outputs: dict[str, int] = {}
     outputs["stdout"], out_end = plumbing.pipe_out()
     err_end = subprocess.STDOUT
@@ -115,29 +115,42 @@ def _start(
         stderr=err_end,
         start_new_session=True,
         umask=_CHILD_UMASK,
-        pass_fds=() if script_fd is None else (script_fd,),
+        # All our descriptors close on exec. Looking for others to close would take a hundred milliseconds under a
+        # limit of a million files, whenever /proc/self is not ours to read.
+        close_fds=False,
         **identity,  # type: ignore[call-overload]  # the overloads cannot see through **kwargs
     )
+    _offer_to_the_oom_killer(popen.pid)
     return Launched(popen, process_start(popen.pid), outputs, stdin_fd)
+
+
+def _offer_to_the_oom_killer(pid: int) -> None:
+    """When the sandbox's memory is used up, let a command die for it and not execd, even if execd is larger."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb") as score:
+            score.write(b"500")
+    except OSError:
+        return  # it has ended already
 
 
 def _program(
     request: CommandRequest, env: Mapping[str, str], plumbing: _Plumbing
-) -> tuple[list[str], str | None, int | None]:
-    """Give argv, the executable if it is not to be looked up, and the descriptor of a long script."""
+) -> tuple[list[str], str | None]:
+    """Give argv, and the executable if it is not to be looked up."""
     if request.argv is not None:
-        return list(request.argv), None, None
+        return list(request.argv), None
     script = (request.command or "").encode("utf-8")
     name, executable = _shell(env)
     if len(script) <= _MAX_ARGUMENT_BYTES:
-        return [name, "-c", request.command or ""], executable, None
+        return [name, "-c", request.command or ""], executable
     fd = os.memfd_create("command", os.MFD_CLOEXEC)
     plumbing.theirs.append(fd)
     # The shell opens the script anew, so the inherited descriptor is closed before the script's first word.
     # Plain sh knows one-digit descriptors only; a higher one stays open there.
     closing = b"exec %d<&-;" % fd if name == "bash" or fd < 10 else b""
     _write_all(fd, closing + script)
-    return [name, f"/proc/self/fd/{fd}"], executable, fd
+    os.set_inheritable(fd, True)
+    return [name, f"/proc/self/fd/{fd}"], executable
 
 
 def _write_all(fd: int, data: bytes) -> None:

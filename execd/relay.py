@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import select
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -128,6 +129,8 @@ class Relay:
         while True:
             if pending:
                 await self._send(pending)
+                # Quiet counts from when we listen again: a slow client must not look like a silent program.
+                self._last_data_at = time.monotonic()
             if self._is_over():
                 break
             for pipe in self._pipes:
@@ -172,10 +175,13 @@ class Relay:
         if not open_pipes:
             return True
         if now - max(self._exit_seen_at, self._last_data_at) >= QUIET_SECONDS:
-            return True
+            # The silence may have been ours: a machine under load, or a sandbox that was frozen and thawed.
+            return not any(_is_readable(pipe) for pipe in open_pipes)
         # One who was left behind may chatter for ever. What the main process wrote was in the pipe when it ended:
         # after a pipe's capacity of reading, all of it has been sent.
-        all_of_it = all(pipe.read_since_exit >= pipe.capacity for pipe in open_pipes)
+        all_of_it = all(
+            pipe.read_since_exit >= pipe.capacity or not _is_readable(pipe) for pipe in open_pipes
+        )
         return all_of_it and now - self._exit_seen_at >= QUIET_SECONDS
 
     def _give_up_pipes(self) -> None:
@@ -224,6 +230,12 @@ class DetachedOutputs:
         self._fds.remove(fd)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
+
+
+def _is_readable(pipe: _Pipe) -> bool:
+    poller = select.poll()
+    poller.register(pipe.fd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _pipe_capacity(fd: int) -> int:

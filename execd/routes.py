@@ -32,6 +32,7 @@ class Routes:
         self._routes: dict[str, dict[str, Callable[[Exchange], Awaitable[None]]]] = {
             "/ping": {"GET": _ping},
             "/command": {"POST": commands.run, "DELETE": commands.interrupt},
+            "/files": {"DELETE": files.delete},
             "/files/download": {"GET": files.download},
             "/files/info": {"GET": files.info},
             "/files/search": {"GET": files.search},
@@ -45,7 +46,7 @@ class Routes:
             await self._find(exchange)(exchange)
         except ExecdError as error:
             await self._reply_error(exchange, error)
-        except (OSError, EOFError, TimeoutError):
+        except (ConnectionError, EOFError, TimeoutError):
             raise
         except Exception:  # the top of a request: one request's defect must not end the daemon
             log.exception("request_failed method=%s", exchange.method)

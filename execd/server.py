@@ -20,7 +20,7 @@ class Server:
     def __init__(self, handler: Handler, limits: Limits) -> None:
         self._handler = handler
         self._limits = limits
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -28,31 +28,34 @@ class Server:
         self._server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES)
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """Accept no more, let running exchanges end within the grace, then drop them."""
+        """Accept no more, drop idle connections, let running exchanges end within the grace, then drop them."""
         if self._server is not None:
             self._server.close()
+        for task, connection in self._connections.items():
+            if not connection.is_busy:
+                task.cancel()
         if self._connections:
-            await asyncio.wait(self._connections, timeout=grace_seconds)
+            await asyncio.wait(list(self._connections), timeout=grace_seconds)
         for task in self._connections:
             task.cancel()
         if self._connections:
-            await asyncio.wait(self._connections)
+            await asyncio.wait(list(self._connections))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
             return
         connection = Connection(reader, writer, self._handler, self._limits)
-        self._connections.add(task)
+        self._connections[task] = connection
         try:
             if len(self._connections) > self._limits.connections:
                 await connection.refuse(OverloadedError("too many connections"))
             else:
                 await connection.run()
         except (OSError, EOFError, TimeoutError, h11.LocalProtocolError) as error:
-            log.debug("connection_dropped error=%s", type(error).__name__)
+            log.info("connection_dropped error=%s", type(error).__name__)
         except asyncio.CancelledError:
             log.debug("connection_cancelled")
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             connection.drop()

@@ -51,7 +51,8 @@ class DatabaseProbe:
     def has_node(self, node_id: UUID) -> bool:
         """Whether the worker of this node holds a live session."""
         return self._finds(
-            "SELECT 1 FROM worker_sessions WHERE node_id = %s AND ended_at IS NULL AND lease_until > now()", node_id
+            "SELECT 1 FROM worker_sessions WHERE node_id = %s AND ended_at IS NULL AND lease_until > now()",
+            node_id,
         )
 
     def close(self) -> None:

@@ -45,6 +45,8 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root,
         "PYTHONUNBUFFERED": "1",
+        # Not from the working directory: a folder there may be named like one of our packages.
+        "PYTHONSAFEPATH": "1",
         **overrides,
     }
 

@@ -33,18 +33,35 @@ EXECD_PORT = 44772
 
 SANDBOX_NAME = re.compile(r"sm-[0-9a-z-]{1,80}")
 
+_LIMIT_RANGES = {
+    # From what execd alone needs to what kernels accept: PID_MAX_LIMIT, NR_OPEN, and a petabyte.
+    "cpu_millicores": (10, 1_000_000),
+    "memory_bytes": (16 << 20, 1 << 50),
+    "disk_bytes": (64 << 10, 1 << 50),
+    "pids": (4, 4_194_304),
+    "open_files": (64, 1_048_576),
+}
+
 StreamName = Literal["stdout", "stderr"]
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Hard limits of one sandbox. All are set, none means unlimited."""
+    """Hard limits of one sandbox. All are set, none means unlimited: to kernels and engines zero often does."""
 
     cpu_millicores: int
     memory_bytes: int
     disk_bytes: int
     pids: int
     open_files: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse what no limit can be, before an engine reads it as none at all."""
+        for name, (low, high) in _LIMIT_RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                message = f"{name} is {value!r}, not a whole number from {low} to {high}"
+                raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from core.errors import (
@@ -20,10 +20,10 @@ from core.errors import (
 from runtimes.base import Command, CommandResult, FileInfo, FileUpload, StreamName
 from runtimes.events import EventParser, event_bytes, result_of
 from runtimes.http_exchange import SILENCE_SECONDS, Exchange, Stopped
+from runtimes.multipart import multipart_body
 
 __all__ = ["HttpExecutionClient"]
 
-_UPLOAD_PIECE_BYTES = 256 << 10
 _GIVE_UP_MARGIN_SECONDS = 5.0
 """After its grace execd needs moments to kill and report; if it stays silent this long it is not coming back."""
 
@@ -90,7 +90,7 @@ class HttpExecutionClient:
         boundary = os.urandom(16).hex()
         headers = [*self._headers, ("Content-Type", f"multipart/form-data; boundary={boundary}")]
         with self._exchange() as exchange:
-            body = _multipart(files, boundary)
+            body = multipart_body(files, boundary)
             response = exchange.request("POST", "/files/upload", headers=headers, body=body)
             if response.status_code == 200:
                 return
@@ -318,29 +318,3 @@ def _file_info(value: Any) -> FileInfo:
     except (KeyError, TypeError, ValueError) as error:
         raise ExecdUnreachableError("execd sent a bad file description") from error
     return info
-
-
-def _multipart(files: Sequence[FileUpload], boundary: str) -> Iterator[bytes]:
-    """Give the body of an upload: for each file its metadata, then its content."""
-    for file in files:
-        metadata = {"path": file.path, "mode": int(f"{file.mode & 0o7777:o}")}
-        yield (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="metadata"; filename="metadata"\r\n'
-            f"Content-Type: application/json\r\n\r\n{json.dumps(metadata)}\r\n"
-            # The name comes from the metadata; this one only has to be there.
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="file"\r\n'
-            "Content-Type: application/octet-stream\r\n\r\n"
-        ).encode()
-        yield from _pieces(file.data)
-        yield b"\r\n"
-    yield f"--{boundary}--\r\n".encode()
-
-
-def _pieces(data: bytes | BinaryIO) -> Iterator[bytes]:
-    """Give content in pieces that are never empty."""
-    if isinstance(data, bytes):
-        if data:
-            yield data
-        return
-    while piece := data.read(_UPLOAD_PIECE_BYTES):
-        yield piece

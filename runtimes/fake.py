@@ -39,6 +39,7 @@ from runtimes.base import (
 __all__ = ["FakeClock", "FakeConfig", "FakeOutcome", "FakeRuntime", "RealClock"]
 
 _SIGKILL, _SIGTERM = 9, 15
+_POLL_SECONDS = 0.01
 
 
 class FakeConfig(BaseModel):
@@ -71,12 +72,15 @@ Script = Callable[[str, Command], FakeOutcome | None]
 class RealClock:
     """Waits for real."""
 
-    def wait(self, stop: threading.Event | None, seconds: float) -> bool:
-        """Wait until stop is set (True) or the time is over (False)."""
-        if stop is not None:
-            return stop.wait(seconds)
-        time.sleep(seconds)
-        return False
+    def wait(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Wait until is_over() (True) or the time has passed (False)."""
+        end = time.monotonic() + seconds
+        while not is_over():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _POLL_SECONDS))
+        return True
 
 
 class FakeClock:
@@ -86,9 +90,9 @@ class FakeClock:
         """Start at zero."""
         self.now = 0.0
 
-    def wait(self, stop: threading.Event | None, seconds: float) -> bool:
-        """Say whether stop is set; else let the time pass at once."""
-        if stop is not None and stop.is_set():
+    def wait(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Say whether is_over() already; else let the time pass at once."""
+        if is_over():
             return True
         self.now += seconds
         return False
@@ -275,12 +279,18 @@ class _FakeClient:
         limit = command.timeout_seconds
         times_out = limit is not None and limit < seconds
         shorter = limit if limit is not None and times_out else seconds
-        if self._clock.wait(stop, shorter):
+        is_stopped = stop.is_set if stop is not None else _never
+        sandbox = self._runtime.live(self._handle)
+        if self._clock.wait(lambda: is_stopped() or not sandbox.is_alive, shorter):
+            self._runtime.live(self._handle)
             return CommandResult(signal=_SIGTERM, interrupted=True)
-        self._runtime.live(self._handle)
         if times_out:
             return CommandResult(signal=_SIGKILL, timed_out=True, duration_ms=round(shorter * 1000))
         return None
+
+
+def _never() -> bool:
+    return False
 
 
 def _emit(outcome: FakeOutcome, command: Command, on_output: Callable[[StreamName, bytes], None]) -> None:
@@ -303,12 +313,16 @@ def _default_outcome(command: Command, sandbox: _Sandbox) -> FakeOutcome:
         case "echo":
             return FakeOutcome(stdout=rest.encode() + b"\n")
         case "sleep":
-            return FakeOutcome(seconds=float(rest))
+            return FakeOutcome(seconds=float(rest)) if _is_number(rest) else FakeOutcome(exit_code=1)
         case "cat":
             found = sandbox.files.get(posixpath.normpath(rest))
             return FakeOutcome(exit_code=1) if found is None else FakeOutcome(stdout=found[0])
         case _:
             return _SUCCESS
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
 
 
 _SUCCESS = FakeOutcome()

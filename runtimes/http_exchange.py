@@ -70,10 +70,12 @@ class Exchange:
             pieces = body
         try:
             self._socket.settimeout(self._silence)
-            self._send(h11.Request(method=method, target=target, headers=all_headers))
+            # The head waits for the first piece, so that a small request is one packet.
+            held = self._protocol.send(h11.Request(method=method, target=target, headers=all_headers)) or b""
             for piece in pieces:
-                self._send(h11.Data(data=piece))
-            self._send(h11.EndOfMessage())
+                self._socket.sendall(held + (self._protocol.send(h11.Data(data=piece)) or b""))
+                held = b""
+            self._socket.sendall(held + (self._protocol.send(h11.EndOfMessage()) or b""))
         except (BrokenPipeError, ConnectionResetError):
             # It may have answered (413, say) before it closed: the answer is worth more than this error.
             pass
@@ -108,11 +110,6 @@ class Exchange:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise ExecdUnreachableError(f"execd sent bad JSON: {body[:80]!r}") from error
-
-    def _send(self, event: h11.Event) -> None:
-        data = self._protocol.send(event)
-        if data:
-            self._socket.sendall(data)
 
     def _head(self) -> h11.Response:
         event = self._next_event(None)

@@ -11,6 +11,10 @@ __all__ = ["connect_in_namespace"]
 
 _CLONE_NEWNET = 0x40000000
 
+_SOURCE = ("127.0.0.2", 0)
+"""Not 127.0.0.1: while nothing listens yet, the kernel could pick the port we call as our own, and a socket that calls
+itself is connected -- and in the way of the program that wants to listen there."""
+
 
 def connect_in_namespace(pid: int, port: int, *, timeout_seconds: float) -> socket.socket:
     """Connect to 127.0.0.1:port as a process of that namespace would; the socket then works anywhere.
@@ -24,7 +28,7 @@ def connect_in_namespace(pid: int, port: int, *, timeout_seconds: float) -> sock
         # A namespace belongs to a thread: this one enters, makes its socket there and ends, so nobody else is affected.
         try:
             _enter(f"/proc/{pid}/ns/net")
-            result.append(socket.create_connection(("127.0.0.1", port), timeout=timeout_seconds))
+            result.append(socket.create_connection(("127.0.0.1", port), timeout_seconds, _SOURCE))
         except OSError as error:
             result.append(error)
 

@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessRef", "kill_and_wait"]
+__all__ = ["KILL_TIMEOUT_SECONDS", "ProcessRef", "kill_and_wait"]
+
+KILL_TIMEOUT_SECONDS = 10.0
+"""SIGKILL takes microseconds; a process stuck in the kernel (a dying disk) may need longer and is then reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,24 @@ class ProcessRef:
     def is_alive(self) -> bool:
         """True while this very process runs."""
         return self.of(self.pid) == self
+
+    @property
+    def children(self) -> "list[ProcessRef]":
+        """Its living children."""
+        try:
+            numbers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        except OSError:
+            return []
+        return [child for child in (self.of(int(number)) for number in numbers) if child is not None]
+
+    @property
+    def user_ids(self) -> tuple[int, ...] | None:
+        """Real, effective, saved and file system user on this host; None once it is gone."""
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith("Uid:")), None)
 
 
 def kill_and_wait(process: ProcessRef, *, timeout_seconds: float) -> bool:

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -17,17 +16,15 @@ from runtimes.deadline import Deadline
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.bwrap import arguments
 from runtimes.local.plan import Plan
-from runtimes.local.spawner import NAME_VARIABLE, Spawner, Started, memory_file
+from runtimes.local.spawner import NAME_VARIABLE, Spawner, Started, StartRequest, memory_file
 from runtimes.local.unix_sockets import connect_to, listen_at
-from runtimes.processes import ProcessRef, kill_and_wait
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
-__all__ = ["KILL_TIMEOUT_SECONDS", "Launch", "end_started", "kill_by_name"]
-
-KILL_TIMEOUT_SECONDS = 10.0
-"""SIGKILL takes microseconds; a process stuck in the kernel (a dying disk) may need longer and is then reported."""
+__all__ = ["Launch", "kill_by_name"]
 
 _MAX_INFO_BYTES = 64 << 10
-_MAX_MESSAGE_CHARACTERS = 500
+_MESSAGE_CHARACTERS = 250
+"""Kept of either end of what a failed start said: bwrap names its trouble first, an interpreter last."""
 
 
 @dataclass(slots=True)
@@ -58,13 +55,18 @@ class Launch:
                 seccomp_fd = memory_file("seccomp", plan.seccomp)
                 descriptors.callback(os.close, seccomp_fd)
                 passed.append(seccomp_fd)
-            options = arguments(
-                plan, seccomp_fd=seccomp_fd, info_fd=info_write.fileno(), block_fd=block_read.fileno()
+            request = StartRequest(
+                name=self.name,
+                options=arguments(
+                    plan, seccomp_fd=seccomp_fd, info_fd=info_write.fileno(), block_fd=block_read.fileno()
+                ),
+                argv=plan.argv,
+                uid=self.uid,
+                cgroup=self.cgroup,
+                pass_fds=passed,
             )
             try:
-                started = self.spawner.start(
-                    options, plan.argv, name=self.name, uid=self.uid, pass_fds=passed, deadline=self.deadline
-                )
+                started = self.spawner.start(request, self.deadline)
             except OSError as error:
                 raise DaemonError(f"bwrap could not be started: {error}") from error
             try:
@@ -74,7 +76,7 @@ class Launch:
                 self._release(started, info_read, block_write, on_init)
                 self._await_execd(started)
             except BaseException:
-                end_started(started)
+                started.end()
                 raise
             return started
 
@@ -130,25 +132,10 @@ class Launch:
         """Put what bwrap or execd said into an error."""
         with suppress(subprocess.TimeoutExpired):
             started.popen.wait(timeout=min(1.0, self.deadline.remaining()))
-        said = (
-            started.messages()[-_MAX_MESSAGE_CHARACTERS:]
-            or f"exit status {started.popen.returncode}, no message"
-        )
+        said = started.messages() or f"exit status {started.popen.returncode}, no message"
+        if len(said) > 2 * _MESSAGE_CHARACTERS:
+            said = f"{said[:_MESSAGE_CHARACTERS]} ... {said[-_MESSAGE_CHARACTERS:]}"
         return DaemonError(f"sandbox {self.name} did not start: {said}")
-
-
-def end_started(started: Started) -> None:
-    """Kill bwrap and process 1, whatever they were doing, and wait for both."""
-    popen = started.popen
-    if popen.poll() is None:
-        # Process 1 asks to die with bwrap only a moment after it was made. Stopped, bwrap makes no more children, so
-        # the one there is can be killed by number.
-        popen.send_signal(signal.SIGSTOP)
-        for child in _children(popen.pid):
-            kill_and_wait(child, timeout_seconds=KILL_TIMEOUT_SECONDS)
-        popen.kill()
-    popen.wait(timeout=KILL_TIMEOUT_SECONDS)
-    os.close(started.messages_fd)
 
 
 def kill_by_name(name: str) -> None:
@@ -160,14 +147,6 @@ def kill_by_name(name: str) -> None:
                 process = ProcessRef.of(int(folder.name))
                 if process is not None:
                     kill_and_wait(process, timeout_seconds=KILL_TIMEOUT_SECONDS)
-
-
-def _children(pid: int) -> list[ProcessRef]:
-    """List the living children of a process."""
-    with suppress(OSError):
-        numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [child for child in (ProcessRef.of(int(number)) for number in numbers) if child is not None]
-    return []
 
 
 def _pipe(descriptors: ExitStack) -> tuple[FileIO, FileIO]:

@@ -3,8 +3,10 @@
 import hashlib
 import os
 import platform
+import resource
 import secrets
 import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice
 from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, write_etc
-from runtimes.local.launch import KILL_TIMEOUT_SECONDS, Launch, kill_by_name
+from runtimes.local.launch import Launch, kill_by_name
 from runtimes.local.plan import Plan
 from runtimes.local.records import Record, RecordExistsError, Records
 from runtimes.local.seccomp import build_filter, encode
@@ -36,12 +38,14 @@ from runtimes.local.spawner import Spawner, Started, can_change_user
 from runtimes.local.syscalls import native_table
 from runtimes.local.unix_sockets import connect_to
 from runtimes.netns import connect_in_namespace
-from runtimes.processes import ProcessRef, kill_and_wait
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
 __all__ = ["LocalRuntime"]
 
 _CONNECT_TIMEOUT_SECONDS = 5.0
-_LOCKS = 64
+_LOCKS = tuple(threading.Lock() for _ in range(64))
+"""By name, or rather by group of names: create and remove of one sandbox follow one another in the whole process."""
+
 _POLL_SECONDS = 0.02
 
 _CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
@@ -75,8 +79,6 @@ class LocalRuntime(Runtime):
         self._cgroups = CgroupTree(config.cgroup_parent)
         self._prepare_lock = threading.Lock()
         self._prepared: _Prepared | None = None
-        # One lock per name, or rather per group of names: create and remove of one sandbox follow one another.
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._started: dict[str, Started] = {}
 
     def check(self) -> None:
@@ -142,6 +144,8 @@ class LocalRuntime(Runtime):
             record = self._find(handle)
             if record is not None:
                 self._remove(self._records(), record)
+            else:
+                self._drop_ended(handle.name)
 
     def list(self) -> list[SandboxHandle]:
         """All sandboxes with a record in state_dir, of this and earlier processes."""
@@ -223,6 +227,13 @@ class LocalRuntime(Runtime):
         self._socket_path(record).unlink(missing_ok=True)
         records.forget(record)
 
+    def _drop_ended(self, name: str) -> None:
+        """Let go of a sandbox of ours that another process has removed."""
+        started = self._started.get(name)
+        if started is not None and started.popen.poll() is not None:
+            del self._started[name]
+            os.close(started.messages_fd)
+
     def _find(self, handle: SandboxHandle) -> Record | None:
         """Give the record of this very sandbox, not of a later one of the same name."""
         record = self._records().find(handle.name)
@@ -232,7 +243,7 @@ class LocalRuntime(Runtime):
         return SandboxHandle(runtime=self.name, name=record.name, ref=_ref(record), labels=record.labels)
 
     def _lock(self, name: str) -> threading.Lock:
-        return self._locks[hash(name) % _LOCKS]
+        return _LOCKS[hash(name) % len(_LOCKS)]
 
     def _socket_path(self, record: Record) -> Path:
         return self._config.state_dir / "sockets" / str(record.slot)
@@ -267,7 +278,14 @@ def _rlimits(limits: ResourceLimits, cgroup: SandboxCgroup) -> list[str]:
     if "memory" not in cgroup.enforced:
         # Coarser: per process, and counting address space that is never touched. Better than nothing.
         values["as"] = limits.memory_bytes
-    return [word for name, value in values.items() for word in ("--rlimit", f"{name}={value}")]
+    lowered = {name: min(value, _hard_limit(name)) for name, value in values.items()}
+    return [word for name, value in lowered.items() for word in ("--rlimit", f"{name}={value}")]
+
+
+def _hard_limit(name: str) -> int:
+    """Give this process's own hard limit, which no child may raise."""
+    hard: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _shared_etc(state: Path) -> Path:
@@ -279,7 +297,7 @@ def _shared_etc(state: Path) -> Path:
         digest = hashlib.sha256()
         for path in sorted(made.rglob("*")):
             content = (
-                str(path.readlink()) if path.is_symlink() else path.read_text() if path.is_file() else None
+                str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
             )
             digest.update(repr((str(path.relative_to(made)), content)).encode())
         place = state / f"etc-{digest.hexdigest()[:16]}"

@@ -6,27 +6,45 @@ from a worker thread would be killed when that thread ends. This one lives until
 
 import fcntl
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core.errors import CreateTimeoutError, RuntimeUnavailableError
+from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.local.bwrap import BwrapProgram
 from runtimes.local.host_image import Sources
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
-__all__ = ["NAME_VARIABLE", "Spawner", "Started", "can_change_user", "memory_file"]
+__all__ = ["NAME_VARIABLE", "Spawner", "StartRequest", "Started", "can_change_user", "memory_file"]
 
 NAME_VARIABLE = "SANDMILL_SANDBOX"
 """Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
 
 _MESSAGES_BYTES = 64 << 10
 """What bwrap and execd may write to standard error: a fixed piece of memory, so no pipe can fill up or be read dry."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """One start. options: bwrap's, argv: what becomes process 1. uid: of the host, used as root only.
+
+    cgroup: where all of it is born, as far as that is possible. pass_fds: descriptors named in the options and argv.
+    """
+
+    name: str
+    options: Sequence[str]
+    argv: Sequence[str]
+    uid: int
+    cgroup: SandboxCgroup
+    pass_fds: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -40,6 +58,19 @@ class Started:
         """Read what was said so far."""
         text = os.pread(self.messages_fd, _MESSAGES_BYTES, 0).rstrip(b"\0")
         return text.decode("utf-8", "replace").strip()
+
+    def end(self) -> None:
+        """Kill bwrap and process 1, whatever they were doing, and wait for both."""
+        process = ProcessRef.of(self.popen.pid)
+        if self.popen.poll() is None and process is not None:
+            # Process 1 asks to die with bwrap only a moment after it was made. Stopped, bwrap makes no more children,
+            # so the one there is can be killed by number.
+            self.popen.send_signal(signal.SIGSTOP)
+            for child in process.children:
+                kill_and_wait(child, timeout_seconds=KILL_TIMEOUT_SECONDS)
+            self.popen.kill()
+        self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
+        os.close(self.messages_fd)
 
 
 def can_change_user(uid: int) -> bool:
@@ -81,27 +112,15 @@ class Spawner:
         shown = {str(path): str(places[f"host-{i}"]) for i, path in enumerate(extra)}
         self.sources = Sources(etc=str(places["etc"]), bundle=str(places["bundle"]), extra=shown)
 
-    def start(
-        self,
-        options: Sequence[str],
-        argv: Sequence[str],
-        *,
-        name: str,
-        uid: int,
-        pass_fds: Sequence[int],
-        deadline: Deadline,
-    ) -> Started:
-        """Start bwrap with its options and the sandbox's argv. uid: used as root only.
-
-        Raises CreateTimeoutError, or OSError if the program cannot be started.
-        """
-        future = self._pool.submit(self._start, options, argv, name, uid, pass_fds)
+    def start(self, request: StartRequest, deadline: Deadline) -> Started:
+        """Start bwrap. Raises CreateTimeoutError, or OSError if the program cannot be started."""
+        future = self._pool.submit(self._start, request)
         try:
             return future.result(timeout=deadline.remaining())
         except FutureTimeoutError as error:
             if not future.cancel():
-                # Already under way: it will end, and so must what it started.
-                future.add_done_callback(_discard)
+                # Under way, which takes milliseconds: what it starts must end before we say that nothing is left.
+                future.result().end()
             message = f"the sandbox was not started within {deadline.seconds:g} s: too many at once"
             raise CreateTimeoutError(message) from error
 
@@ -109,29 +128,30 @@ class Spawner:
         """End the thread, and with it every sandbox it started."""
         self._pool.shutdown(wait=True)
 
-    def _start(
-        self, options: Sequence[str], argv: Sequence[str], name: str, uid: int, pass_fds: Sequence[int]
-    ) -> Started:
+    def _start(self, request: StartRequest) -> Started:
         # Options go through memory: on a command line every user of the host could read the job's environment.
-        options_fd = memory_file("options", "\0".join([*options, ""]).encode())
+        options_fd = memory_file("options", "\0".join([*request.options, ""]).encode())
         messages_fd = memory_file("messages", bytes(_MESSAGES_BYTES))
         fcntl.fcntl(
             messages_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         )
-        identity: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if self._as_root else {}
+        identity: dict[str, Any] = {}
+        if self._as_root:
+            identity = {"user": request.uid, "group": request.uid, "extra_groups": []}
         try:
-            popen = subprocess.Popen(
-                [str(self._bwrap), "--args", str(options_fd), "--", *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=messages_fd,
-                stderr=messages_fd,
-                env={NAME_VARIABLE: name},
-                cwd="/",
-                pass_fds=(options_fd, *pass_fds),
-                # Its own session: an interrupt typed at our terminal must not reach it.
-                start_new_session=True,
-                **identity,
-            )
+            with request.cgroup.entered_by_this_thread():
+                popen = subprocess.Popen(
+                    [str(self._bwrap), "--args", str(options_fd), "--", *request.argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=messages_fd,
+                    stderr=messages_fd,
+                    env={NAME_VARIABLE: request.name},
+                    cwd="/",
+                    pass_fds=(options_fd, *request.pass_fds),
+                    # Its own session: an interrupt typed at our terminal must not reach it.
+                    start_new_session=True,
+                    **identity,
+                )
         except BaseException:
             os.close(messages_fd)
             raise
@@ -144,15 +164,6 @@ def _enter(program: BwrapProgram, folders: Mapping[str, Path]) -> tuple[Path, di
     """Run in the spawner thread, once: gives bwrap's place and the folders' places in the private view."""
     places = enter_private_mounts(folders)
     return program.copy_into(PRIVATE_FOLDER / "program"), places
-
-
-def _discard(future: "Future[Started]") -> None:
-    """End a process nobody waits for any more."""
-    if future.exception() is None:
-        started = future.result()
-        started.popen.kill()
-        started.popen.wait()
-        os.close(started.messages_fd)
 
 
 def memory_file(name: str, data: bytes) -> int:

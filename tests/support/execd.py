@@ -65,10 +65,13 @@ class RunningExecd:
     @contextmanager
     def streaming(self, command: str, **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """Run a command and look at its events while it runs; leaving the block closes the connection."""
-        with httpx.Client(base_url=self.url, timeout=20) as client:
-            with client.stream("POST", "/command", json={"command": command, **fields}) as response:
-                assert response.status_code == 200, response.read()
-                yield read_events(response)
+        body = {"command": command, **fields}
+        with (
+            httpx.Client(base_url=self.url, timeout=20) as client,
+            client.stream("POST", "/command", json=body) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            yield read_events(response)
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes on a new connection and give all that comes back until it is closed or silent."""
@@ -86,12 +89,17 @@ class RunningExecd:
         return int(status_field(self.pid, "VmRSS").split()[0])
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
 @contextmanager
 def running_execd(
-    bundle: Path, work: Path, *, flags: Sequence[str] = (), env: dict[str, str] | None = None
+    bundle: Path,
+    work: Path,
+    *,
+    flags: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[RunningExecd]:
     """Start the bundle on an inherited listening socket; stop it and check that it stops."""
     log = work / "execd.log"
@@ -104,7 +112,7 @@ def running_execd(
         )
         with log.open("wb") as log_file:
             process = subprocess.Popen(
-                argv,
+                [*prefix, *argv],
                 pass_fds=[listener.fileno()],
                 env={"PATH": os.environ["PATH"], "HOME": str(work)} if env is None else env,
                 cwd=work,
@@ -176,3 +184,8 @@ def end_process(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of a directory's entries."""
+    return [path.name for path in folder.iterdir()]

@@ -20,3 +20,10 @@ def execd(bundle: Path, tmp_path: Path) -> Iterator[RunningExecd]:
     """A daemon of its own for the test, with tmp_path as working directory and HOME."""
     with running_execd(bundle, tmp_path) as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="session")
+def shared_execd(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExecd]:
+    """One daemon for all tests that neither end it nor count what it holds."""
+    with running_execd(bundle, tmp_path_factory.mktemp("shared_execd")) as daemon:
+        yield daemon

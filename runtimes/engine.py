@@ -1,0 +1,90 @@
+"""The Docker engine's API with a deadline on every call."""
+
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import docker
+from docker.utils import kwargs_from_env
+
+from runtimes.deadline import Deadline
+
+__all__ = ["Engine"]
+
+_MAX_FILE_BYTES = 1 << 20
+
+_DEFAULT_SECONDS = 10.0
+"""For the version request that docker-py makes while it is built."""
+
+
+class Engine(docker.APIClient):
+    """docker-py's client, safe for several threads, each with its own deadline.
+
+    Raises docker's and requests' errors.
+    """
+
+    def __init__(self, base_url: str | None) -> None:
+        """base_url: None for DOCKER_HOST or the usual socket. Asks the engine for its API version."""
+        self._deadlines = threading.local()
+        settings: dict[str, Any] = {"base_url": base_url} if base_url else {**kwargs_from_env()}
+        super().__init__(version="auto", **settings)
+
+    @contextmanager
+    def until(self, deadline: Deadline) -> Iterator[None]:
+        """Hold all calls of this thread to a deadline."""
+        self._deadlines.current = deadline
+        try:
+            yield
+        finally:
+            self._deadlines.current = None
+
+    def image_facts(self, name: str) -> dict[str, Any]:
+        """Inspect an image."""
+        facts: dict[str, Any] = self.inspect_image(name)  # type: ignore[no-untyped-call]  # the stubs leave it out
+        return facts
+
+    def create(self, settings: dict[str, Any], name: str) -> str:
+        """Create a container from the body of the API's own call; gives its id."""
+        made = self.create_container_from_config(settings, name=name)  # type: ignore[no-untyped-call]  # as above
+        return str(made["Id"])
+
+    @contextmanager
+    def unstarted(self, image_id: str) -> Iterator[str]:
+        """Give a container of an image that never runs, to look into the image; it is removed afterwards."""
+        container = str(self.create_container(image_id, command=["-"], network_disabled=True)["Id"])
+        try:
+            yield container
+        finally:
+            self.remove_container(container, force=True, v=True)
+
+    def has_path(self, container: str, path: str) -> bool:
+        """Say whether a container's file system has a path."""
+        url = f"{self.base_url}/v{self.api_version}/containers/{container}/archive"
+        response = self.head(url, params={"path": path}, **self._set_request_timeout({}))
+        return bool(response.status_code == 200)
+
+    def read_file(self, container: str, path: str) -> bytes | None:
+        """Read a small file of a container's file system; None if there is none or it is large."""
+        url = f"{self.base_url}/v{self.api_version}/containers/{container}/archive"
+        with self.get(url, params={"path": path}, stream=True, **self._set_request_timeout({})) as response:
+            if response.status_code != 200:
+                return None
+            content = response.raw.read(_MAX_FILE_BYTES, decode_content=True)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                member = archive.next()
+                stream = archive.extractfile(member) if member is not None and member.isfile() else None
+                return None if stream is None else stream.read()
+        except (tarfile.TarError, OSError):
+            return None
+
+    def _set_request_timeout(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Override of docker-py's hook: what is left of the deadline, instead of one time for all calls."""
+        deadline: Deadline | None = getattr(self._deadlines, "current", None)
+        kwargs.setdefault(
+            "timeout", _DEFAULT_SECONDS if deadline is None else max(0.001, deadline.remaining())
+        )
+        return kwargs

@@ -1,0 +1,246 @@
+"""The bundle runs where there is nothing, obeys nothing of the image, and is the same for everyone."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import h11
+import httpx
+import pytest
+
+from execd.bundle import BundleError, build_bundle, bundle_command, bundle_digest, shield_loader_variables
+from tests.support.execd import names_in, running_execd, wait_for
+
+NEW_ROOT = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
+
+
+def test_all_of_it_is_readable_whatever_the_umask(tmp_path: Path) -> None:
+    previous = os.umask(0o077)
+    try:
+        started = time.monotonic()
+        build_bundle(tmp_path / "b")
+        elapsed = time.monotonic() - started
+    finally:
+        os.umask(previous)
+    for path in [tmp_path / "b", *(tmp_path / "b").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (
+            0o755 if path.is_dir() or path.name in ("ld.so", "python3") else 0o644
+        )
+    assert elapsed < 15  # about 1.3 s on an idle machine
+    assert names_in(tmp_path) == ["b"]
+
+
+def test_it_is_small_and_names_no_path_of_this_machine(bundle: Path) -> None:
+    files = [path for path in bundle.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 40_000_000
+    assert len(files) < 250
+    stdlib = sysconfig.get_path("stdlib").encode()
+    here = str(Path(__file__).parents[3]).encode()
+    for path in files:
+        if path.suffix == ".pyc":
+            content = path.read_bytes()
+            assert stdlib not in content, path
+            assert here not in content, path
+    names = {path.stem for path in files}
+    assert not names & {"ssl", "_ssl", "pip", "bundle", "elf", "pathlib", "argparse"}
+
+
+def test_a_new_build_replaces_an_old_one(tmp_path: Path) -> None:
+    out = tmp_path / "b"
+    out.mkdir()
+    (out / "stale").touch()
+    subprocess.run(
+        [sys.executable, "-m", "execd.bundle", str(out)], check=True, cwd=Path(__file__).parents[3]
+    )
+    assert not (out / "stale").exists()
+    assert (
+        subprocess.run(bundle_command(str(out), args=["--help"]), capture_output=True, check=False).returncode
+        == 0
+    )
+    assert names_in(tmp_path) == ["b"]
+
+
+def other_interpreters() -> list[str]:
+    """Interpreters of this machine that the bundle may also be made of."""
+    names = ["/usr/bin/python3", *(f"python3.{minor}" for minor in range(11, 16))]
+    return sorted({found for name in names if (found := shutil.which(name))})
+
+
+@pytest.mark.parametrize("interpreter", other_interpreters())
+def test_any_interpreter_can_be_bundled(tmp_path: Path, interpreter: str) -> None:
+    ask = [interpreter, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if subprocess.run(ask, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"{interpreter} is older than 3.11 or does not start")
+    repository = Path(__file__).parents[3]
+    env = {**os.environ, "PYTHONPATH": f"{repository}:{Path(h11.__file__).parents[1]}"}
+    subprocess.run([interpreter, "-m", "execd.bundle", tmp_path / "b"], env=env, check=True, cwd=tmp_path)
+    with running_execd(tmp_path / "b", tmp_path, env={}) as execd:
+        assert execd.run("echo works").output() == b"works\n"
+        assert execd.run("sleep 9", timeout=100).last["reason"] == "timeout"
+
+
+def test_an_impossible_place_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BundleError, match="cannot build"):
+        build_bundle(tmp_path / "file" / "b")
+
+
+def test_the_digest_is_stable_and_follows_the_sources(tmp_path: Path) -> None:
+    assert bundle_digest() == bundle_digest()
+    copy = tmp_path / "execd"
+    shutil.copytree(Path(__file__).parents[3] / "execd", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    ask = [sys.executable, "-c", "from execd.bundle import bundle_digest; print(bundle_digest())"]
+    same = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+    (copy / "events.py").write_text((copy / "events.py").read_text() + "\n")
+    other = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+    assert same == bundle_digest() != other
+
+
+def test_it_needs_no_environment(bundle: Path, tmp_path: Path) -> None:
+    with running_execd(bundle, tmp_path, env={}) as execd:
+        names = {
+            line.partition("=")[0]
+            for line in execd.run("cat /proc/$$/environ | tr '\\0' '\\n'").output().decode().splitlines()
+        }
+        assert names == {"PATH", "EXECD_ENVS", "SANDMILL_EXECUTION_ID"}
+
+
+def test_loader_variables_of_the_image_reach_commands_only(bundle: Path, tmp_path: Path) -> None:
+    image = {
+        "PATH": os.environ["PATH"],
+        "LD_PRELOAD": "/no/such/lib.so",
+        "LD_DEBUG": "files",
+        "MALLOC_PERTURB_": "5",
+    }
+    shielded = shield_loader_variables(image)
+    with running_execd(bundle, tmp_path, env=shielded) as execd:
+        outcome = execd.run(argv=["/bin/sh", "-c", "env"], merge_stderr=True)
+        assert b"cannot be preloaded" in outcome.output()
+        assert b"LD_PRELOAD=/no/such/lib.so" in outcome.output()
+        assert b"MALLOC_PERTURB_=5" in outcome.output()
+        assert b"/no/such/lib.so" not in execd.log.read_bytes()
+        maps = Path(f"/proc/{execd.pid}/maps").read_text()
+        files = {line.split()[-1] for line in maps.splitlines() if "/" in line.split()[-1]}
+        assert all(file.startswith((str(bundle), "/dev/zero", "/memfd")) for file in files), files
+
+
+def test_another_root_without_anything_can_run_it(bundle: Path, tmp_path: Path) -> None:
+    """No file of the host is visible, least of all a preload file that our loader must not obey."""
+    root = tmp_path / "root"
+    for name in (".sbx", "proc", "etc", "dev"):
+        (root / name).mkdir(parents=True)
+    (root / "etc" / "ld.so.preload").write_text("/no/such/preload.so\n")
+    (root / "dev" / "null").touch()
+    setup = (
+        f"mount --bind {bundle} {root}/.sbx && mount --rbind /proc {root}/proc"
+        f" && mount --bind /dev/null {root}/dev/null"
+        f' && exec chroot {root} "$@"'
+    )
+    probe = subprocess.run([*NEW_ROOT, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"no user namespaces here: {probe.stderr.strip()}")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        port = listener.getsockname()[1]
+        argv = [
+            *NEW_ROOT,
+            "sh",
+            "-c",
+            setup,
+            "sh",
+            *bundle_command(args=["--listen-fd", str(listener.fileno())]),
+        ]
+        process = subprocess.Popen(argv, pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            assert client.get("/ping").status_code == 200
+            assert "neither bash nor sh" in client.post("/command", json={"command": "true"}).text
+            info = client.get("/files/info", params={"path": "/etc/ld.so.preload"}).json()
+            assert info["/etc/ld.so.preload"]["type"] == "file"
+            argv = [*bundle_command()[:-1], "-c", "import os; print(os.listdir('/'))"]
+            outcome = client.post("/command", json={"argv": argv}).text
+            assert ".sbx" in outcome
+            assert "execution_complete" in outcome
+    finally:
+        process.kill()
+        _, complaints = process.communicate(timeout=10)
+    assert b"preload" not in complaints
+
+
+def _docker() -> str | None:
+    if shutil.which("docker") is None:
+        return "the docker command is not installed"
+    probe = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    return None if probe.returncode == 0 else f"no Docker engine: {probe.stderr.strip()[-200:]}"
+
+
+@pytest.fixture
+def empty_image() -> Iterator[str]:
+    """An image without a single file."""
+    reason = _docker()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    name = f"sandmill-test-empty:{os.getpid()}"
+    subprocess.run(
+        "tar -cf - -T /dev/null | docker import - " + name, shell=True, check=True, capture_output=True
+    )
+    yield name
+    subprocess.run(["docker", "image", "rm", "-f", name], check=True, capture_output=True)
+
+
+@pytest.mark.docker
+def test_an_empty_image_can_run_it_with_all_rights_dropped(bundle: Path, empty_image: str) -> None:
+    loader, *arguments = bundle_command(args=["--rlimit", "nofile=256"])
+    confined = [
+        "--read-only",
+        "--user",
+        "1234:1234",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+    ]
+    published = ["-p", "127.0.0.1::44772", "-v", f"{bundle}:/.sbx:ro", "--entrypoint", loader]
+    run = ["docker", "run", "-d", *confined, *published, empty_image, *arguments]
+    container = subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        shown = subprocess.run(
+            ["docker", "port", container, "44772"], check=True, capture_output=True, text=True
+        )
+        url = "http://" + shown.stdout.split()[0]
+        with httpx.Client(base_url=url, timeout=10) as client:
+            wait_for(lambda: _answers(client), seconds=20)
+            argv = [*bundle_command()[:-1], "-c", "import os; print(os.getppid(), os.getuid())"]
+            assert '"1 1234\\n"' in client.post("/command", json={"argv": argv}).text
+            assert client.get("/files/download", params={"path": "/proc/1/comm"}).content == b"execd\n"
+        stopped = time.monotonic()
+        subprocess.run(["docker", "stop", container], check=True, capture_output=True)
+        assert time.monotonic() - stopped < 8  # it hears SIGTERM as pid 1
+    finally:
+        subprocess.run(["docker", "rm", "-f", container], check=True, capture_output=True)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/ping").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,147 @@
+"""Clients that are slow, silent or gone, against a server with short limits in this process."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from execd.connection import Exchange, Limits
+from execd.errors import ExecdError
+from execd.server import Server
+
+SHORT = Limits(
+    idle_seconds=0.2,
+    header_seconds=0.2,
+    body_grace_seconds=0.2,
+    minimum_body_rate=1000,
+    write_stall_seconds=0.2,
+)
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+async def read_all(exchange: Exchange) -> None:
+    try:
+        await exchange.reply(200, await exchange.read_body())
+    except ExecdError as error:
+        await exchange.reply_json(error.status, {"code": error.code})
+
+
+def with_client(
+    work: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[float]],
+    handler: Callable[[Exchange], Awaitable[None]] = read_all,
+) -> float:
+    async def session() -> float:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = Server(handler, SHORT)
+        await server.start(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            async with asyncio.timeout(5):
+                return await work(reader, writer)
+        finally:
+            writer.close()
+            await server.stop(grace_seconds=0)
+
+    return asyncio.run(session())
+
+
+async def seconds_until_closed(reader: asyncio.StreamReader) -> float:
+    started = time.monotonic()
+    assert await reader.read() == b""
+    return time.monotonic() - started
+
+
+def test_a_silent_connection_is_closed() -> None:
+    assert 0.1 < with_client(lambda reader, _writer: seconds_until_closed(reader)) < 2
+
+
+def test_a_header_that_does_not_end_is_given_up() -> None:
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.write(b"GET / HTTP/1.1\r\nHost:")
+        return await seconds_until_closed(reader)
+
+    assert 0.1 < with_client(work) < 2
+
+
+@pytest.mark.parametrize("pause", [0.05, 10], ids=["drip", "stop"])
+def test_a_body_below_the_minimum_rate_is_refused(pause: float) -> None:
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(pause)
+
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.write(HEAD % 100_000)
+        dripping = asyncio.create_task(drip(writer))
+        try:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        finally:
+            dripping.cancel()
+        return 0
+
+    with_client(work)
+
+
+def test_a_body_above_the_minimum_rate_may_take_longer_than_the_grace() -> None:
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.write(HEAD % 2000)
+        for _ in range(10):
+            writer.write(b"x" * 200)
+            await asyncio.sleep(0.05)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        return 0
+
+    with_client(work)
+
+
+def test_a_client_that_takes_nothing_is_given_up() -> None:
+    gave_up = asyncio.Event()
+
+    async def flood(exchange: Exchange) -> None:
+        await exchange.start(200, [])
+        try:
+            while True:
+                await exchange.send(b"x" * 100_000)
+        except TimeoutError:
+            gave_up.set()
+            raise
+
+    async def work(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.transport.pause_reading()
+        started = time.monotonic()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await gave_up.wait()
+        return time.monotonic() - started
+
+    assert 0.1 < with_client(work, flood) < 3
+
+
+def test_a_patient_write_waits_until_the_client_is_gone() -> None:
+    noticed, ended = asyncio.Event(), asyncio.Event()
+
+    async def flood(exchange: Exchange) -> None:
+        exchange.on_disconnect(noticed.set)
+        await exchange.start(200, [])
+        try:
+            while True:
+                await exchange.send(b"x" * 100_000, patient=True)
+        except ConnectionError:
+            ended.set()
+            raise
+
+    async def work(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.transport.pause_reading()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.5)  # well past the stall limit of other writes
+        assert not ended.is_set()
+        writer.transport.abort()
+        await noticed.wait()
+        await ended.wait()
+        return 0
+
+    with_client(work, flood)

@@ -1,0 +1,59 @@
+"""specs/execd.yaml says what the daemon does: the same routes, fields, codes and names."""
+
+import re
+from pathlib import Path
+
+from execd import errors, requests
+from execd.accounts import Accounts
+from execd.command_routes import CommandRoutes
+from execd.commands import EndReason, ExecutionTable
+from execd.envs import CommandEnvironment
+from execd.file_routes import FileRoutes
+from execd.reaper import Reaper
+from execd.routes import Routes
+
+SPEC = (Path(__file__).parents[3] / "specs" / "execd.yaml").read_text()
+
+
+def block(start: str, indent: int) -> str:
+    """The lines below a key, as far as they are indented more than the key."""
+    found = re.search(
+        rf"^ {{{indent}}}{re.escape(start)}:\n((?: {{{indent + 1}}}.*\n|\n)*)", SPEC, re.MULTILINE
+    )
+    assert found, start
+    return found[1]
+
+
+def test_the_routes_are_those_of_the_daemon() -> None:
+    table = ExecutionTable(CommandEnvironment({}), Accounts(), Reaper(), max_running=1)
+    routes = Routes(CommandRoutes(table, strip_newlines=False), FileRoutes(Accounts()), access_token=None)
+    documented = {
+        path: {
+            method.upper()
+            for method in re.findall(r"^    (get|post|put|delete|patch):$", block(path, 2), re.MULTILINE)
+        }
+        for path in re.findall(r"^  (/\S*):$", SPEC, re.MULTILINE)
+    }
+    assert documented == {path: set(methods) for path, methods in routes._routes.items()}
+
+
+def test_the_fields_of_a_command_are_those_it_takes() -> None:
+    documented = re.findall(r"^        (\w+): ", block("RunCommand", 4), re.MULTILINE)
+    assert sorted(documented) == sorted(requests._FIELDS)
+
+
+def test_the_reasons_are_those_of_the_daemon() -> None:
+    (documented,) = re.findall(r"reason: \{enum: \[(.*?)\]", SPEC)
+    assert documented.split(", ") == [reason.value for reason in EndReason]
+
+
+def test_every_error_code_of_these_routes_is_documented() -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "error_from_os"]
+    outside_of_routes = {"NOT_FOUND", "METHOD_NOT_ALLOWED"}
+    for kind in kinds:
+        assert kind.code in outside_of_routes or re.search(rf"\b{kind.code}\b", SPEC), kind.code
+
+
+def test_every_reference_has_its_target() -> None:
+    for kind, name in re.findall(r'\$ref: "#/components/(\w+)/(\w+)"', SPEC):
+        assert re.search(rf"^    {name}:", block(kind, 2), re.MULTILINE), name

@@ -1,0 +1,117 @@
+import json
+
+import pytest
+
+from core.errors import SpecInvalidError
+from runtimes.bundle import Bundle
+from runtimes.container_spec import (
+    ContainerImage,
+    ContainerRules,
+    container_settings,
+    labels_of,
+    seccomp_profile,
+)
+from runtimes.local.syscalls import AARCH64, X86_64
+from tests.support.sandboxes import make_spec
+
+BUNDLE = Bundle("/bundles/b", ("/.sbx/lib/ld.so", "/.sbx/app/execd.pyc"))
+RULES = ContainerRules(seccomp="{}", default_user=(65534, 65534))
+
+
+def settings(image=None, rules=RULES, **changes):
+    return container_settings(make_spec(**changes), image or ContainerImage("sha256:1"), rules, BUNDLE)
+
+
+def test_container_has_every_guard():
+    host = settings()["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true", "seccomp={}"]
+    assert host["ReadonlyRootfs"]
+    assert not host["Privileged"]
+    assert host["IpcMode"] == host["CgroupnsMode"] == "private"
+    assert host["Binds"] == ["/bundles/b:/.sbx:ro"]
+    assert {"/proc/keys", "/proc/kcore", "/sys/firmware"} <= set(host["MaskedPaths"])
+    assert "Devices" not in host
+    assert "CapAdd" not in host
+
+
+def test_every_limit_is_set():
+    limits = {
+        "cpu_millicores": 250,
+        "memory_bytes": 64 << 20,
+        "disk_bytes": 8 << 20,
+        "pids": 17,
+        "open_files": 99,
+    }
+    host = settings(limits=limits, workdir="/work")["HostConfig"]
+    assert (host["CpuQuota"], host["CpuPeriod"]) == (25_000, 100_000)
+    assert host["Memory"] == host["MemorySwap"] == 64 << 20
+    assert host["PidsLimit"] == 17
+    assert {entry["Name"]: entry["Hard"] for entry in host["Ulimits"]} == {
+        "nofile": 99,
+        "core": 0,
+        "fsize": 8 << 20,
+    }
+    assert host["ShmSize"] == 8 << 20
+    assert host["LogConfig"]["Config"] == {"max-size": "64k", "max-file": "1"}
+
+
+def test_writable_places_share_the_disk_limit_and_its_files():
+    tmpfs = settings(limits={"disk_bytes": 8 << 20}, workdir="/work")["HostConfig"]["Tmpfs"]
+    assert sorted(tmpfs) == ["/tmp", "/work"]
+    assert all("size=4194304,nr_inodes=1024" in options for options in tmpfs.values())
+    assert all("nosuid" in options and "nodev" in options for options in tmpfs.values())
+
+
+@pytest.mark.parametrize(
+    ("workdir", "image", "expected", "mounts"),
+    [
+        (None, ContainerImage("i"), "/tmp", ["/tmp"]),
+        (None, ContainerImage("i", workdir="/app"), "/app", ["/tmp"]),
+        ("/work", ContainerImage("i", workdir="/app"), "/work", ["/tmp", "/work"]),
+        ("/work", ContainerImage("i", has_workdir=True), "/work", ["/tmp"]),
+        ("/", ContainerImage("i"), "/", ["/tmp"]),
+        ("/tmp/", ContainerImage("i"), "/tmp/", ["/tmp"]),
+    ],
+)
+def test_workdir_is_made_only_where_the_image_has_none(workdir, image, expected, mounts):
+    made = settings(image, workdir=workdir)
+    assert made["WorkingDir"] == expected
+    assert sorted(made["HostConfig"]["Tmpfs"]) == mounts
+
+
+@pytest.mark.parametrize("workdir", ["x", "", "/a/../b", "/a\0"])
+def test_workdir_that_is_no_path_is_refused(workdir):
+    with pytest.raises(SpecInvalidError, match="workdir"):
+        settings(ContainerImage("i", workdir=workdir), workdir=workdir)
+
+
+def test_loader_settings_are_blank_for_execd_and_kept_for_commands():
+    image = ContainerImage("i", environment={"LD_PRELOAD": "/a.so", "PATH": "/bin"})
+    env = dict(entry.split("=", 1) for entry in settings(image, env={"LD_LIBRARY_PATH": "/l"})["Env"])
+    assert (env["LD_PRELOAD"], env["SANDMILL_ORIG_LD_PRELOAD"]) == ("", "/a.so")
+    assert (env["LD_LIBRARY_PATH"], env["SANDMILL_ORIG_LD_LIBRARY_PATH"]) == ("", "/l")
+    assert env["PATH"] == "/bin"
+
+
+def test_home_of_root_is_not_left_to_another_user():
+    environment = {"HOME": "/root"}
+    assert "HOME=/tmp" in settings(ContainerImage("i", environment=environment))["Env"]
+    assert "HOME=/root" in settings(ContainerImage("i", environment=environment, user=(5, 5)))["Env"]
+
+
+def test_labels_go_round():
+    labels = settings(name="sm-1", labels={"trial": "7", "a.b": ""})["Labels"]
+    assert labels["sandmill.sandbox"] == "sm-1"
+    assert labels_of({**labels, "maintainer": "somebody"}) == {"trial": "7", "a.b": ""}
+
+
+@pytest.mark.parametrize("table", [X86_64, AARCH64], ids=lambda table: table.machine)
+def test_profile_denies_by_default_and_allows_the_list(table):
+    profile = json.loads(seccomp_profile(table))
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    rules = {(tuple(rule["names"]), rule["action"]) for rule in profile["syscalls"]}
+    assert (("clone3",), "SCMP_ACT_ERRNO") in rules
+    free = {name for rule in profile["syscalls"] if not rule.get("args") for name in rule["names"]}
+    assert free - {"clone3"} == set(table.allowed) - {"clone", "socket", "personality"}

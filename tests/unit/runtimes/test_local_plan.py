@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+
+from runtimes.local.bwrap import arguments
+from runtimes.local.diagnosis import advice
+from runtimes.local.host_image import Sources, build_plan, write_etc
+from runtimes.local.plan import Bind, Plan, ProcFolder, Tmpfs
+from tests.support.sandboxes import make_spec
+
+SOURCES = Sources(etc="/view/etc", bundle="/view/bundle", extra={"/opt/py": "/view/py"})
+
+
+def plan(**changes):
+    return build_plan(make_spec(image="host", **changes), SOURCES, ("/.sbx/execd",), b"filter")
+
+
+def options(made):
+    return arguments(made, seccomp_fd=9, info_fd=7, block_fd=8)
+
+
+def option_of(words, name):
+    return words[words.index(name) + 1]
+
+
+def test_every_guard_is_on_the_command_line():
+    words = options(plan())
+    for name in ("user", "pid", "ipc", "uts", "net"):
+        assert f"--unshare-{name}" in words
+    assert "--unshare-cgroup-try" in words
+    assert {"--disable-userns", "--new-session", "--die-with-parent", "--clearenv", "--as-pid-1"} <= set(
+        words
+    )
+    assert option_of(words, "--cap-drop") == "ALL"
+    assert (option_of(words, "--uid"), option_of(words, "--gid")) == ("1000", "1000")
+    assert option_of(words, "--seccomp") == "9"
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ({"seccomp": None}, "--seccomp"),
+        ({"keep_capabilities": True}, "--cap-drop"),
+        ({"nested_user_namespaces": True}, "--disable-userns"),
+        ({"new_session": False}, "--new-session"),
+        ({"namespaces": frozenset({"user", "mount"})}, "--unshare-net"),
+    ],
+)
+def test_guard_comes_from_the_plan(change, missing):
+    made = Plan(**{"mounts": (), "argv": ("x",), "workdir": "/", "seccomp": b"f", **change})
+    words = arguments(made, seccomp_fd=None if made.seccomp is None else 9, info_fd=7, block_fd=8)
+    assert missing not in words
+
+
+def test_whole_root_is_one_file_system_of_the_disk_limit():
+    mounts = plan(limits={"disk_bytes": 5 << 20}).mounts
+    assert mounts[0] == Tmpfs("/", 5 << 20)
+    sizes = {mount.path: mount.size_bytes for mount in mounts if isinstance(mount, Tmpfs)}
+    assert sizes.pop("/dev/shm") <= 5 << 20
+    assert all(size <= 4096 for path, size in sizes.items() if path != "/")
+
+
+def test_nothing_of_the_host_is_bound_but_system_folders():
+    roots = {mount.source.split("/")[1] for mount in plan().mounts if isinstance(mount, Bind)}
+    assert roots <= {"usr", "etc", "view", "dev", "lib", "lib64", "bin", "sbin"}
+    devices = [
+        mount.source for mount in plan().mounts if isinstance(mount, Bind) and mount.source.startswith("/dev")
+    ]
+    assert set(devices) <= {"/dev/null"}
+    passwd = [mount for mount in plan().mounts if isinstance(mount, Bind) and "passwd" in mount.source]
+    assert passwd == []
+
+
+def test_masks_come_after_what_they_cover():
+    mounts = plan().mounts
+    proc = mounts.index(ProcFolder())
+    covers = [index for index, mount in enumerate(mounts) if getattr(mount, "path", "").startswith("/proc/")]
+    assert covers
+    assert min(covers) > proc
+
+
+def test_extra_folder_is_shown_at_its_own_place():
+    assert Bind("/view/py", "/opt/py") in plan().mounts
+
+
+def test_environment_is_made_anew():
+    environment = plan(env={"A": "1", "LD_PRELOAD": "x"}, workdir="/w").environment
+    assert environment["A"] == "1"
+    assert environment["LD_PRELOAD"] == ""
+    assert environment["HOME"] == "/home/sandbox"
+    assert set(environment) == {
+        "PATH", "HOME", "USER", "LOGNAME", "LANG", "PWD", "A", "LD_PRELOAD", "SANDMILL_ORIG_LD_PRELOAD",
+    }  # fmt: skip
+
+
+def test_accounts_are_the_sandboxes_own(tmp_path):
+    write_etc(tmp_path)
+    accounts = [line.split(":")[0] for line in (tmp_path / "passwd").read_text().splitlines()]
+    assert accounts == ["root", "sandbox", "nobody"]
+    assert not (tmp_path / "shadow").exists()
+    assert "dns" not in (tmp_path / "nsswitch.conf").read_text()
+    assert all(path.stat().st_mode & 0o022 == 0 for path in tmp_path.rglob("*") if not path.is_symlink())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "command"),
+    [
+        ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+        ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "apparmor_restrict_unprivileged_userns=0"),
+    ],
+)
+def test_forbidding_setting_is_named_with_its_remedy(tmp_path, name, value, command):
+    setting = tmp_path / name
+    setting.parent.mkdir(parents=True)
+    setting.write_text(value + "\n")
+    assert command in advice(tmp_path)
+    assert "\n" not in advice(tmp_path)
+
+
+def test_without_a_setting_to_blame_the_other_ways_are_named(tmp_path):
+    assert "docker" in advice(tmp_path).lower()
+    assert Path("/proc/sys").exists()
