@@ -21,6 +21,9 @@ _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 """The kernel refuses smaller quotas."""
 
+_STALE_SECONDS = 600.0
+"""Between the making of a group and its first process lie milliseconds, or the start timeout of a stuck host."""
+
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 _NOT_OURS = (
@@ -179,6 +182,16 @@ class CgroupTree:
         """Give the groups of a sandbox that exist, made by this or an earlier process."""
         paths = {mount.path / self._parent / name: mount.version for mount in self._usable()}
         return SandboxCgroup({path: version for path, version in paths.items() if path.is_dir()})
+
+    def sweep(self) -> None:
+        """Remove groups that nothing lives in or ever will: their owner died and its state was deleted."""
+        oldest = time.time() - _STALE_SECONDS
+        for mount in self._usable():
+            for folder in (mount.path / self._parent).glob("sm-*"):
+                # rmdir refuses a group that has processes.
+                with suppress(OSError):
+                    if folder.stat().st_mtime < oldest:
+                        folder.rmdir()
 
     def _usable(self) -> Iterator[CgroupMount]:
         """Hierarchies that limit or account for something we use; each folder once.

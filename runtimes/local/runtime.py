@@ -229,9 +229,9 @@ class LocalRuntime(Runtime):
 
     def _drop_ended(self, name: str) -> None:
         """Let go of a sandbox of ours that another process has removed."""
-        started = self._started.get(name)
-        if started is not None and started.popen.poll() is not None:
-            del self._started[name]
+        if name in self._started and self._records().find(name) is None:
+            started = self._started.pop(name)
+            started.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
             os.close(started.messages_fd)
 
     def _find(self, handle: SandboxHandle) -> Record | None:
@@ -268,6 +268,7 @@ class LocalRuntime(Runtime):
                     program, _shared_etc(state), bundle.path, self._config.host_paths, as_root=self._as_root
                 )
                 seccomp = encode(build_filter(table))
+                self._cgroups.sweep()
                 self._prepared = _Prepared(Records(state / "sandboxes"), spawner, bundle, seccomp)
             return self._prepared
 

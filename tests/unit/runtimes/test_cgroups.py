@@ -1,6 +1,7 @@
 """Against folders that look like control groups: the parts no test machine has all of."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,16 @@ def test_groups_of_an_earlier_process_are_found(tmp_path):
     tree = CgroupTree("sandmill", [mount])
     assert tree.find("sm-1").process_ids() == {12, 34}
     assert tree.find("sm-2").process_ids() == set()
+
+
+def test_old_empty_groups_are_swept_away(tmp_path):
+    tree = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))])
+    for name in ("sm-old", "sm-new", "other"):
+        (tmp_path / "sandmill" / name).mkdir(parents=True)
+    for name in ("sm-old", "other"):
+        os.utime(tmp_path / "sandmill" / name, (0, 0))
+    tree.sweep()
+    assert sorted(path.name for path in (tmp_path / "sandmill").iterdir()) == ["other", "sm-new"]
 
 
 def test_group_that_stays_busy_is_an_error(tmp_path):
