@@ -3,10 +3,12 @@
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from launcher import state
 from launcher.errors import StartupError
 from launcher.state import Home
 from tests.support.launching import as_user, hold_services, processes_of, refusal
@@ -19,6 +21,20 @@ def test_second_copy_on_one_home_is_refused_at_once(tmp_path):
     assert "another copy of Sandmill runs on" in message
     assert "SANDMILL_HOME" in message
     assert "\n" not in message
+
+
+def test_programs_of_a_killed_copy_that_never_end_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "ORPHAN_TIMEOUT_SECONDS", 0.1)
+    with Home(tmp_path / "home") as first:
+        orphan = subprocess.Popen(["sleep", "600"], pass_fds=[first.children_lock_fd])
+    with orphan:
+        try:
+            with pytest.raises(StartupError, match="of an earlier, killed copy still run"), Home(first.path):
+                pass
+        finally:
+            orphan.kill()
+    with Home(first.path):
+        pass
 
 
 def test_two_copies_with_two_homes_run_side_by_side(tmp_path):

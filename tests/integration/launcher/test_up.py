@@ -141,7 +141,8 @@ def test_no_secret_is_on_a_command_line(running):
         for descriptor in Path("/proc").glob("[0-9]*/fd/*")
         if same_file(descriptor, running.home / "children.lock")
     ]
-    assert len(lines) >= 6
+    for part in ("bin/postgres", "valkey-server", "workers", "uvicorn", "scheduler", "flower"):
+        assert any(part in line for line in lines), part
     assert not [line for line in lines if any(secret in line for secret in secrets)]
 
 

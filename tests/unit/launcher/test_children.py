@@ -97,7 +97,8 @@ def test_child_dies_with_the_process_that_started_it(tmp_path):
     )
     with parent:
         pid = int(parent.stdout.readline())
-        assert is_running(pid)
+        # Not before: the shim would find the parent gone, which is another test.
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         parent.kill()
     wait_until(lambda: not is_running(pid))
 

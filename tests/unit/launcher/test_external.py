@@ -23,7 +23,10 @@ def test_database_that_is_away_is_named_without_its_password(scheme):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("url", ["postgresql://u:hunter2@[::1/x", "postgresql://u:hunter2@h:port/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:hunter2@[::1/x", "postgresql://u:hunter2@h:port/x", "postgresql://u:hunter2%zz@h/x"],
+)
 def test_broken_database_url_is_refused_without_showing_it(url):
     with pytest.raises(StartupError, match="DATABASE_URL does not work") as caught:
         check_external_postgres(url)

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher import cli
+from launcher.errors import StartupError
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    for name in ("SANDMILL_API_PORT", "SANDMILL_DATABASE_URL", "SANDMILL_REDIS_URL", "FLOWER_BASIC_AUTH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://127.0.0.1:1/x")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+
+
+def run_main(monkeypatch, capsys, *words: str) -> tuple[object, str, str]:
+    monkeypatch.setattr("sys.argv", ["sandmill-server", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    output = capsys.readouterr()
+    return caught.value.code, output.out, output.err
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL"])
+@pytest.mark.parametrize("command", ["api", "scheduler", "worker", "migrate"])
+def test_missing_setting_is_one_line_that_names_it(monkeypatch, capsys, command, name):
+    monkeypatch.delenv(name)
+    code, out, err = run_main(monkeypatch, capsys, command)
+    assert (code, out) == (1, "")
+    assert err == f"sandmill: setting {name}: Field required\n"
+
+
+def test_flower_without_a_password_is_refused(monkeypatch, capsys):
+    code, _, err = run_main(monkeypatch, capsys, "flower")
+    assert code == 1
+    assert "set FLOWER_BASIC_AUTH=user:password" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["up", "--port", "65536"], ["up", "--port", "x"], ["up", "extra"], ["key", "create"], ["nonsense"]],
+)
+def test_wrong_usage_is_exit_code_2(words):
+    assert CliRunner().invoke(cli.app, words).exit_code == 2
+
+
+def test_message_of_several_lines_is_folded_to_one(monkeypatch, capsys):
+    def fail() -> None:
+        raise StartupError("first\n  second")
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert run_main(monkeypatch, capsys)[2] == "sandmill: first second\n"
+
+
+class Running:
+    """The facts of a stack."""
+
+    api_url = "http://127.0.0.1:1"
+    api_key = "sm_key"
+
+    def __init__(self, flower_url: str | None) -> None:
+        self.flower_url = flower_url
+
+
+@pytest.mark.parametrize("flower_url", [None, "http://user:word@127.0.0.1:2"])
+def test_addresses_are_one_line_for_programs_and_for_people(capsys, flower_url):
+    cli._print_addresses(Running(flower_url), as_json=True)
+    cli._print_addresses(Running(flower_url), as_json=False)
+    for_programs, for_people = capsys.readouterr().out.splitlines()
+    assert json.loads(for_programs) == {
+        "api": "http://127.0.0.1:1",
+        "api_key": "sm_key",
+        "flower": flower_url,
+    }
+    assert "http://127.0.0.1:1" in for_people
+    assert "sm_key" in for_people
+    assert ("flower" in for_people) == (flower_url is not None)
