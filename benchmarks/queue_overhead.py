@@ -159,7 +159,13 @@ def celery_worker(stack: Stack) -> Iterator[None]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "celery", "-A", "benchmarks.celery_reference", "worker"),
-            *("--pool=threads", "--concurrency=8", "--without-gossip", "--without-mingle", "--loglevel=ERROR"),
+            *(
+                "--pool=threads",
+                "--concurrency=8",
+                "--without-gossip",
+                "--without-mingle",
+                "--loglevel=ERROR",
+            ),
         ],
         cwd=ROOT,
         env={**os.environ, "BENCH_REDIS_URL": stack.redis_url, "PYTHONPATH": str(ROOT)},

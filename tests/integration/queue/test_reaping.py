@@ -72,7 +72,11 @@ def test_losses_beyond_the_budget_end_in_error_of_class_infra(world: QueueWorld,
         if claimed:
             seat.start(claimed)
     row = world.trial(trial)
-    assert (row["outcome"], row["failure"]["class"], row["failure"]["code"]) == ("error", "infra", "node_lost")
+    assert (row["outcome"], row["failure"]["class"], row["failure"]["code"]) == (
+        "error",
+        "infra",
+        "node_lost",
+    )
 
 
 def test_lost_attempt_of_a_cancelled_trial_ends_cancelled(world: QueueWorld, reaper):

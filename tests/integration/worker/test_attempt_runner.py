@@ -165,7 +165,9 @@ def test_log_verdict_is_read_from_the_stored_output(bench, required, outcome):
     assert bench.run(spec)["outcome"] == outcome
 
 
-PATCH = "--- a/f.txt\n+++ b/f.txt\n@@ -1 +1 @@\n-old\n+new\n--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+PATCH = (
+    "--- a/f.txt\n+++ b/f.txt\n@@ -1 +1 @@\n-old\n+new\n--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+)
 
 
 def patch_job(patch: str, **changes):

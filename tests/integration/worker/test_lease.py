@@ -49,7 +49,9 @@ def claim_one(world: QueueWorld, keeper):
 
 def test_lease_is_renewed_again_and_again(world: QueueWorld, keeper):
     def beats() -> float:
-        (row,) = world.execute("SELECT extract(epoch FROM beat_at - created_at)::float8 AS s FROM worker_sessions")
+        (row,) = world.execute(
+            "SELECT extract(epoch FROM beat_at - created_at)::float8 AS s FROM worker_sessions"
+        )
         return row["s"]
 
     wait_until(lambda: beats() > 0.4)

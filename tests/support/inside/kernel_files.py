@@ -24,10 +24,7 @@ READ = (
         f"/proc/{name}"
         for name in ("kcore", "keys", "key-users", "kmsg", "timer_list", "sched_debug", "kpagecount")
     ),
-    *(
-        f"/proc/{name}"
-        for name in ("vmallocinfo", "interrupts", "slabinfo", "1/mem", "1/environ")
-    ),
+    *(f"/proc/{name}" for name in ("vmallocinfo", "interrupts", "slabinfo", "1/mem", "1/environ")),
     *(f"/dev/{name}" for name in ("mem", "kmem", "port", "kmsg", "vda", "sda", "nvme0n1")),
     *(f"/dev/{name}" for name in ("kvm", "fuse", "net/tun", "vsock")),
     "/sys/firmware/acpi/tables/DSDT",
