@@ -129,8 +129,6 @@ class Relay:
         while True:
             if pending:
                 await self._send(pending)
-                # Quiet counts from when we listen again: a slow client must not look like a silent program.
-                self._last_data_at = time.monotonic()
             if self._is_over():
                 break
             for pipe in self._pipes:
@@ -175,7 +173,7 @@ class Relay:
         if not open_pipes:
             return True
         if now - max(self._exit_seen_at, self._last_data_at) >= QUIET_SECONDS:
-            # The silence may have been ours: a machine under load, or a sandbox that was frozen and thawed.
+            # The silence may have been ours: a slow client, a machine under load, a sandbox frozen and thawed.
             return not any(_is_readable(pipe) for pipe in open_pipes)
         # One who was left behind may chatter for ever. What the main process wrote was in the pipe when it ended:
         # after a pipe's capacity of reading, all of it has been sent.

@@ -28,7 +28,7 @@ FAMILIES = {
     "deaf to TERM": f"trap '' TERM INT HUP; {HIDDEN} & sleep 0.1; echo ready; wait; sleep 99",
     "stopped": "sleep 99 & echo $! $$ >pids; kill -STOP $!; echo ready; kill -STOP $$",
     "without environment": f"(setsid env -i /bin/{HIDDEN} &); sleep 0.1; echo ready; sleep 99",
-    "main thread gone": f'exec python3 -c "{MAIN_THREAD_GONE}"',
+    "main thread gone": f'(setsid python3 -c "{MAIN_THREAD_GONE}" &); sleep 99',
 }
 NESTED_SESSIONS = """\
 echo $$ >>pids
