@@ -82,7 +82,7 @@ WITH mine AS (
   RETURNING trial_id, fence
 ), box AS (
   UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reason = %(end_reason)s
-  FROM mine WHERE name = %(sandbox)s
+  FROM mine WHERE name = %(sandbox)s AND %(is_removed)s
 ), head AS (
   INSERT INTO log_heads (trial_id, fence, next_seq, bytes, truncated_bytes, closed)
   SELECT trial_id, fence, %(next_seq)s, %(log_bytes)s, %(truncated_bytes)s, true FROM mine
@@ -150,7 +150,8 @@ class ArtifactRow:
 class AttemptEnd:
     """The end of an attempt and what becomes of its trial. JSON fields are texts.
 
-    retry_seconds None: the trial is finished; else it waits so long for its next attempt.
+    retry_seconds None: the trial is finished; else it waits so long for its next attempt. is_removed: nothing of the
+    sandbox is left.
     """
 
     outcome: str
@@ -167,6 +168,7 @@ class AttemptEnd:
     retry_seconds: float | None = None
     infra_loss: int = 0
     task_retry: int = 0
+    is_removed: bool = True
 
 
 def sandbox_name(trial_id: UUID, fence: int) -> str:

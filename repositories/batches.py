@@ -66,10 +66,14 @@ UPDATE batches SET cancel_requested_at = coalesce(cancel_requested_at, clock_tim
 WHERE id = %(id)s AND tenant_id = %(tenant_id)s AND state = 'running'
 """
 
+# Locked by id, as the dispatcher does, so that the two wait for each other instead of deadlocking.
 # One statement, so that a trial that goes from waiting to running or back at this moment is met in either state: the
 # row is locked, looked at again, and the CASE decides by what is true then.
 _CANCEL = f"""
-WITH hit AS (
+WITH locked AS MATERIALIZED (
+  SELECT t.id FROM trials t WHERE t.tenant_id = %(tenant_id)s AND {{which}} AND t.state <> 'finished'
+  ORDER BY t.id FOR UPDATE
+), hit AS (
   UPDATE trials t SET
     desired = 'cancel',
     cancel_mode = CASE WHEN cancel_mode = 'force' THEN cancel_mode ELSE %(mode)s END,
@@ -78,7 +82,7 @@ WITH hit AS (
     outcome = CASE WHEN {_WAITING} THEN 'cancelled' ELSE outcome END,
     failure = CASE WHEN {_WAITING} THEN %(failure)s ELSE failure END,
     finished_at = CASE WHEN {_WAITING} THEN clock_timestamp() ELSE finished_at END
-  WHERE t.tenant_id = %(tenant_id)s AND {{which}} AND t.state <> 'finished'
+  FROM locked l WHERE t.id = l.id AND t.state <> 'finished'
   RETURNING t.id, t.state = 'finished' AS is_finished
 )
 SELECT h.id AS trial_id, h.is_finished, a.node_id FROM hit h

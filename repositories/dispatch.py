@@ -30,10 +30,16 @@ WHERE n.cordoned_at IS NULL AND EXISTS (
 ORDER BY n.id
 """
 
+_PLACEABLE = """q.desired = 'run' AND EXISTS (
+      SELECT 1 FROM shapes s
+      WHERE s.runtime = q.runtime AND s.cpu >= q.cpu_millicores AND s.memory >= q.memory_bytes)"""
+
 # Weighted dominant-resource fair share as progressive filling (queue-design 2.7): the cost follows tenants with work
 # and free slots, not the depth of the queue.
 _PICK = f"""
-WITH RECURSIVE active(tenant_id) AS (
+WITH RECURSIVE shapes AS MATERIALIZED (
+  SELECT * FROM unnest(%(runtimes)s::text[], %(cpus)s::int[], %(memories)s::bigint[]) AS s(runtime, cpu, memory)
+), active(tenant_id) AS (
   (SELECT tenant_id FROM trials WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
   UNION ALL
   SELECT (SELECT t.tenant_id FROM trials t WHERE t.state = 'queued' AND t.tenant_id > a.tenant_id
@@ -50,16 +56,17 @@ WITH RECURSIVE active(tenant_id) AS (
                   coalesce(u.memory, 0) / %(capacity_memory)s::float8) / t.weight AS share
   FROM active a JOIN tenants t ON t.id = a.tenant_id LEFT JOIN usage u ON u.tenant_id = t.id
   WHERE t.paused_at IS NULL AND t.max_running > coalesce(u.n, 0)
+    -- Before the limit: a tenant with nothing that fits now must not stand in the place of one that has.
+    AND EXISTS (SELECT 1 FROM trials q WHERE q.tenant_id = t.id AND q.state = 'queued' AND {_PLACEABLE})
   ORDER BY share, t.id LIMIT %(slots)s
 ), candidates AS (
   SELECT e.tenant_id, q.*, greatest(
       (e.cpu + coalesce(sum(q.cpu_millicores) OVER w, 0)) / %(capacity_cpu)s::float8,
       (e.memory + coalesce(sum(q.memory_bytes) OVER w, 0)) / %(capacity_memory)s::float8) / e.weight AS tag
   FROM eligible e CROSS JOIN LATERAL (
-    SELECT id, priority, seq, runtime, cpu_millicores, memory_bytes FROM trials
-    WHERE tenant_id = e.tenant_id AND state = 'queued' AND desired = 'run' AND runtime = ANY(%(runtimes)s)
-      AND cpu_millicores <= %(max_cpu)s AND memory_bytes <= %(max_memory)s
-    ORDER BY priority DESC, seq LIMIT e.room) q
+    SELECT q.id, q.priority, q.seq, q.runtime, q.cpu_millicores, q.memory_bytes FROM trials q
+    WHERE q.tenant_id = e.tenant_id AND q.state = 'queued' AND {_PLACEABLE}
+    ORDER BY q.priority DESC, q.seq LIMIT e.room) q
   WINDOW w AS (PARTITION BY e.tenant_id ORDER BY q.priority DESC, q.seq
                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
@@ -69,9 +76,13 @@ SELECT id, runtime, cpu_millicores, memory_bytes FROM candidates ORDER BY tag, t
 _DISPATCH = """
 WITH chosen AS (
   SELECT * FROM unnest(%(trials)s::uuid[], %(nodes)s::uuid[], %(attempts)s::uuid[]) AS c(trial_id, node_id, attempt_id)
+), locked AS MATERIALIZED (
+  -- By id, as everybody who locks several trials does: a cancel of the same batch then waits instead of deadlocking.
+  SELECT id FROM trials WHERE id = ANY(%(trials)s::uuid[]) ORDER BY id FOR UPDATE
 ), started AS (
   UPDATE trials t SET state = 'running', state_reason = NULL, fence = fence + 1, attempts_used = attempts_used + 1
-  FROM chosen c WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
+  FROM chosen c JOIN locked l ON l.id = c.trial_id
+  WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
   RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.cpu_millicores, t.memory_bytes, c.node_id, c.attempt_id
 )
 INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, cpu_millicores, memory_bytes,
@@ -129,7 +140,8 @@ WHERE id IN (
 _CANCEL_WAITING = """
 UPDATE trials SET state = 'finished', outcome = 'cancelled', state_reason = 'cancelled', failure = %(failure)s,
                   finished_at = clock_timestamp()
-WHERE state IN ('blocked', 'queued', 'retry_wait') AND desired = 'cancel'
+WHERE id IN (SELECT id FROM trials WHERE state IN ('blocked', 'queued', 'retry_wait') AND desired = 'cancel'
+             ORDER BY id LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
 
 _FINISH_BATCHES = """
@@ -193,15 +205,16 @@ class DispatchRepository(SqlRepository):
 
     def pick(self, nodes: Sequence[NodeRoom], *, slots: int) -> list[QueuedTrial]:
         """Choose at most `slots` trials by fair share, of those that fit on at least one node."""
+        shapes = _shapes(nodes)
         rows = self._rows(
             _PICK,
             {
                 "slots": slots,
                 "capacity_cpu": sum(node.cpu_millicores for node in nodes),
                 "capacity_memory": sum(node.memory_bytes for node in nodes),
-                "max_cpu": max(node.free_cpu_millicores for node in nodes),
-                "max_memory": max(node.free_memory_bytes for node in nodes),
-                "runtimes": sorted({name for node in nodes for name in node.runtimes}),
+                "runtimes": [runtime for runtime, _, _ in shapes],
+                "cpus": [cpu for _, cpu, _ in shapes],
+                "memories": [memory for _, _, memory in shapes],
             },
         )
         return [QueuedTrial(**row) for row in rows]
@@ -252,3 +265,17 @@ class DispatchRepository(SqlRepository):
     def finish_batches(self) -> int:
         """Close batches whose last trial is finished."""
         return self._count(_FINISH_BATCHES)
+
+
+def _shapes(nodes: Sequence[NodeRoom]) -> list[tuple[str, int, int]]:
+    """Give (runtime, free cpu, free memory) of the nodes, without those that another covers in both."""
+    shapes = sorted(
+        {(name, n.free_cpu_millicores, n.free_memory_bytes) for n in nodes for name in n.runtimes},
+        reverse=True,
+    )
+    kept: list[tuple[str, int, int]] = []
+    for runtime, cpu, memory in shapes:
+        # Sorted by cpu downwards within a runtime: only more memory than all before makes a shape of its own.
+        if not kept or kept[-1][0] != runtime or memory > kept[-1][2]:
+            kept.append((runtime, cpu, memory))
+    return kept

@@ -49,6 +49,11 @@ ORDER BY created_at LIMIT %(limit)s
 
 _DRAIN = "UPDATE worker_sessions SET draining = true WHERE id = %(id)s AND ended_at IS NULL"
 
+_SWEPT = """
+UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'swept'
+WHERE name = %(name)s AND state <> 'removed'
+"""
+
 _END = """
 UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = %(reason)s
 WHERE id = %(id)s AND ended_at IS NULL
@@ -116,6 +121,10 @@ class SessionRepository(SqlRepository):
     def drain(self, session_id: UUID) -> None:
         """Take no new attempts."""
         self._count(_DRAIN, {"id": session_id})
+
+    def mark_swept(self, sandbox: str) -> None:
+        """Note that a sandbox nobody runs any more is gone now."""
+        self._count(_SWEPT, {"name": sandbox})
 
     def end(self, session_id: UUID, *, reason: str) -> None:
         """Close the session; attempts it still holds are lost."""

@@ -5,7 +5,13 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from core.errors import RunFailure
+from core.logging import get_logger
+
 __all__ = ["AttemptControl", "StopReason"]
+
+
+log = get_logger(__name__)
 
 
 class StopReason(StrEnum):
@@ -16,6 +22,17 @@ class StopReason(StrEnum):
     SHUTDOWN = "shutdown"
     DEADLINE = "deadline"
     DISOWNED = "disowned"
+
+
+# A stopping worker does not turn a cancel into a retry, and a graceful cancel does not soften a forced one.
+_STRENGTH = {
+    StopReason.SHUTDOWN: 0,
+    StopReason.CANCEL: 1,
+    StopReason.DEADLINE: 2,
+    StopReason.FORCE_CANCEL: 3,
+    StopReason.DISOWNED: 4,
+}
+_KILLING = frozenset({StopReason.FORCE_CANCEL, StopReason.DEADLINE, StopReason.DISOWNED})
 
 
 class AttemptControl:
@@ -60,10 +77,10 @@ class AttemptControl:
     def request(self, reason: StopReason) -> None:
         """Stop the attempt. A forced cancel, a deadline and a lost lease kill at once; the strongest reason stays."""
         with self._lock:
-            if self.reason not in {StopReason.DISOWNED, reason}:
+            if self.reason is None or _STRENGTH[reason] > _STRENGTH[self.reason]:
                 self.reason = reason
         self.stop.set()
-        if reason in {StopReason.FORCE_CANCEL, StopReason.DEADLINE, StopReason.DISOWNED}:
+        if reason in _KILLING:
             self._kill_now()
 
     def check_deadline(self) -> None:
@@ -79,5 +96,12 @@ class AttemptControl:
         with self._lock:
             kill = None if self._killed else self._kill
             self._killed = True
-        if kill is not None:
+        if kill is None:
+            return
+        try:
             kill()
+        except RunFailure as error:
+            # Whoever asks next tries again; the caller has other attempts to look after.
+            log.exception("sandbox_not_killed", error=error.message)
+            with self._lock:
+                self._killed = False

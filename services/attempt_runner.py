@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, TypeVar
@@ -19,14 +19,20 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from core.blobstore import BlobStore
-from core.errors import FailureClass, RunFailure, RuntimeUnavailableError
+from core.errors import (
+    CreateTimeoutError,
+    ExecdUnreachableError,
+    FailureClass,
+    RunFailure,
+    RuntimeUnavailableError,
+)
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
 from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
-from services.attempt_steps import ArtifactCollector, SandboxTools, StepRunner
+from services.attempt_steps import ArtifactCollector, SandboxSpoiledError, SandboxTools, StepRunner
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
 from services.outcomes import CANCELLED, Failure, Grade, Outcome, StepResult
@@ -132,6 +138,8 @@ class _Run:
         left = claimed.total_left_seconds
         self._deadline = self._started + (spec.timeouts.total if left is None else left)
         self._collector: ArtifactCollector | None = None
+        self._runner: StepRunner | None = None
+        self._is_removed = True
 
     def execute(self) -> None:
         """Run, then write the end."""
@@ -164,9 +172,9 @@ class _Run:
         except RunFailure as error:
             if self._control.stop.is_set():
                 return self._stopped()
-            return _no_verdict(
-                Failure(error.failure_class, error.code, error.message, retryable=error.retryable)
-            )
+            return self._failed(error)
+        except SandboxSpoiledError as error:
+            return Grade(Outcome.FAILED, Failure(FailureClass.TASK, "sandbox_spoiled", str(error)))
         except (_DisownedError, SQLAlchemyError):
             raise
         except Exception as error:
@@ -175,6 +183,28 @@ class _Run:
             return _no_verdict(
                 Failure(FailureClass.INFRA, "unknown", f"{type(error).__name__}: {error}", retryable=True)
             )
+
+    def _failed(self, error: RunFailure) -> Grade:
+        """Blame a failure of the sandbox on who caused it."""
+        if isinstance(error, CreateTimeoutError) and self._left() <= 0:
+            return _no_verdict(self._total_timeout())
+        if isinstance(error, ExecdUnreachableError) and self._has_exhausted_memory():
+            message = "the memory limit was reached, and the sandbox's own daemon fell with it"
+            return Grade(Outcome.FAILED, Failure(FailureClass.TASK, "oom_limit", message, oom=True))
+        return _no_verdict(Failure(error.failure_class, error.code, error.message, retryable=error.retryable))
+
+    def _has_exhausted_memory(self) -> bool:
+        """Whether the code under test has run and used up all it was allowed."""
+        if self._runner is None or not self._runner.has_run_code:
+            return False
+        peak = self._stats.memory_peak_bytes or 0
+        return bool(self._stats.oom_kills) or peak >= 0.98 * self._spec.resources.memory_bytes
+
+    def _total_timeout(self) -> Failure:
+        total = self._spec.timeouts.total
+        return Failure(
+            FailureClass.TASK, "total_timeout", f"timeouts.total of {total:g} s was over", timed_out=True
+        )
 
     def _stopped(self) -> Grade:
         match self._control.reason:
@@ -206,7 +236,7 @@ class _Run:
         finally:
             # After this nothing of the attempt runs any more, whatever is written next.
             self._stats = _read_stats(runtime, handle)
-            runtime.remove(handle)
+            self._is_removed = _remove(runtime, handle)
 
     def _sandbox_spec(self) -> SandboxSpec:
         resources = self._spec.resources
@@ -245,7 +275,7 @@ class _Run:
             control=self._control,
             oom_kills=lambda: runtime.stats(handle).oom_kills,
         )
-        runner = StepRunner(self._spec, tools, env=self._environment(), left=self._left)
+        runner = self._runner = StepRunner(self._spec, tools, env=self._environment(), left=self._left)
         self._collector = ArtifactCollector(tools)
         try:
             runner.upload_inputs(None)
@@ -295,8 +325,12 @@ class _Run:
             for rule in (*_verdict_rules(spec), *spec.artifacts):
                 if rule.when == "always":
                     collector.collect(rule)
-        self._pump.drain()
+        self._pump.store_tail()
         verdict = grade(spec, self._steps, self._read_log, collector.read)
+        if self._left() <= 0 and verdict.failure and verdict.failure.code in {"step_timeout", "step_not_run"}:
+            # The step was cut, or never came, because the whole was over, not for its own time.
+            failure = replace(self._total_timeout(), step=verdict.failure.step)
+            verdict = replace(verdict, failure=failure)
         for rule in spec.artifacts:
             if rule.when == verdict.outcome.value:
                 collector.collect(rule)
@@ -349,6 +383,7 @@ class _Run:
             retry_seconds=retry_seconds,
             infra_loss=infra_loss,
             task_retry=task_retry,
+            is_removed=self._is_removed,
         )
 
     def _retry(self, failure: Failure | None) -> tuple[float | None, int, int]:
@@ -419,6 +454,19 @@ def _read_stats(runtime: Runtime, handle: SandboxHandle) -> SandboxStats:
         return runtime.stats(handle)
     except RunFailure:
         return SandboxStats()
+
+
+def _remove(runtime: Runtime, handle: SandboxHandle) -> bool:
+    """Remove the sandbox; False if it will not go now: no reason to throw a verdict away, the worker sweeps later."""
+    for pause in (0.2, 1.0, 0.0):
+        try:
+            runtime.remove(handle)
+        except RunFailure as error:
+            log.exception("sandbox_not_removed", sandbox=handle.name, error=error.message)
+            time.sleep(pause)
+        else:
+            return True
+    return False
 
 
 def _step_json(step: StepResult) -> dict[str, Any]:

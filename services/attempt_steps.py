@@ -8,19 +8,41 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from core.blobstore import BlobStore
-from core.errors import ArtifactUploadError, NotFoundError, PayloadTooLargeError, SpecInvalidError
+from core.errors import (
+    ArtifactUploadError,
+    ExecdUnreachableError,
+    InvalidRequestError,
+    NotFoundError,
+    SandmillError,
+    SpecInvalidError,
+)
 from core.logging import get_logger
 from repositories.attempts import ArtifactRow
 from runtimes.base import Command, CommandResult, ExecutionClient, FileInfo, FileUpload, StreamName
 from services.attempt_control import AttemptControl
-from services.jobspec import ArtifactRule, Input, JobSpec, PatchStep, Step
+from services.jobspec import ArtifactRule, Input, JobSpec, PatchStep, Step, StepRole
 from services.log_pump import LogPump
 from services.outcomes import StepResult
 from services.patches import FileContent, PatchRejectedError, apply_patch
 
-__all__ = ["ArtifactCollector", "SandboxTools", "StepRunner"]
+__all__ = ["ArtifactCollector", "PatchPathMissingError", "SandboxSpoiledError", "SandboxTools", "StepRunner"]
 
 log = get_logger(__name__)
+
+
+class SandboxSpoiledError(Exception):
+    """The code under test left the sandbox so that it cannot be judged: that is its failure, not ours."""
+
+
+class PatchPathMissingError(SpecInvalidError):
+    """The patch file a step names is not in the sandbox."""
+
+    code = "patch_path_missing"
+
+    def __init__(self, step: str, path: str) -> None:
+        """step, path: as the job names them."""
+        super().__init__(f"step {step}: there is no patch file {path} in the sandbox", field="patch.path")
+
 
 _PATCH_BYTES = 16 << 20
 _MAX_ARTIFACTS = 1000
@@ -50,14 +72,33 @@ class StepRunner:
         self._tools = tools
         self._env = env
         self._left = left
+        self._has_run_code = False
+
+    @property
+    def has_run_code(self) -> bool:
+        """Whether a step of role run has begun: from then on the sandbox may be hostile."""
+        return self._has_run_code
 
     def upload_inputs(self, before: str | None) -> None:
-        """Put in the inputs that belong before this step (None: before all); none appears any earlier."""
+        """Put in the inputs that belong before this step (None: before all); none appears any earlier.
+
+        Raises SandboxSpoiledError if code under test has left something in their way.
+        """
         inputs = [item for item in self._spec.inputs if item.before == before]
         if not inputs:
             return
         with ExitStack() as stack:
-            self._tools.client.upload([self._to_upload(item, stack) for item in inputs])
+            uploads = [self._to_upload(item, stack) for item in inputs]
+            try:
+                self._tools.client.upload(uploads)
+            except SpecInvalidError as error:
+                self._blame(error)
+                raise
+
+    def _blame(self, error: SandmillError) -> None:
+        """Once the code under test has run, what stands in the way was put there by it."""
+        if self._has_run_code:
+            raise SandboxSpoiledError(error.message) from error
 
     def _to_upload(self, item: Input, stack: ExitStack) -> FileUpload:
         if item.text is not None:
@@ -74,6 +115,8 @@ class StepRunner:
         """Run the step to its end. Raises RunFailure when the sandbox fails, not when the step does."""
         started = time.monotonic()
         oom_before = self._tools.oom_kills()
+        if step.role is StepRole.RUN:
+            self._has_run_code = True
         result = self._command(step) if step.patch is None else self._patch(step, step.patch)
         duration = round(1000 * (time.monotonic() - started))
         oom = False
@@ -91,6 +134,9 @@ class StepRunner:
             env={**self._env, **step.env},
             timeout_seconds=max(timeout, 0.001),
             merge_streams=step.merge_streams,
+            # Setup may start services for later steps. What the code under test starts must not be there when it is
+            # judged: it could rewrite the tests as they arrive.
+            kill_leftovers=step.role is not StepRole.SETUP,
         )
 
         def on_output(stream: StreamName, data: bytes) -> None:
@@ -115,10 +161,10 @@ class StepRunner:
         try:
             text = client.download(patch.path, max_bytes=_PATCH_BYTES)
         except NotFoundError as error:
-            message = f"step {step.name}: there is no patch file {patch.path} in the sandbox"
-            raise SpecInvalidError(message, field="patch.path") from error
-        except PayloadTooLargeError as error:
-            message = f"step {step.name}: the patch is larger than {_PATCH_BYTES} bytes"
+            raise PatchPathMissingError(step.name, patch.path) from error
+        except InvalidRequestError as error:  # too large, or no regular file
+            self._blame(error)
+            message = f"step {step.name}: the patch {patch.path} cannot be read: {error.message}"
             raise SpecInvalidError(message, field="patch.path") from error
         folder = step.cwd or self._spec.workdir
         try:
@@ -128,7 +174,8 @@ class StepRunner:
                 strip=patch.strip,
                 on_reject=patch.on_reject,
             )
-        except PatchRejectedError as error:
+        except (PatchRejectedError, InvalidRequestError) as error:
+            # The latter: what the patch names is there, but no regular file that can be read, or far too large.
             pump.write(step.name, "stderr", f"{error}\n".encode("utf-8", "replace"))
             return StepResult(step.name, step.role, exit_code=1, patch_rejected=True)
         uploads = [
@@ -139,10 +186,14 @@ class StepRunner:
         removed = [
             posixpath.join(folder, change.path) for change in applied.changes if change.content is None
         ]
-        if uploads:
-            client.upload(uploads)
-        if removed:
-            client.delete(removed)
+        try:
+            if uploads:
+                client.upload(uploads)
+            if removed:
+                client.delete(removed)
+        except SpecInvalidError as error:
+            pump.write(step.name, "stderr", f"{error}\n".encode("utf-8", "replace"))
+            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True)
         for change in applied.changes:
             verb = "removed" if change.content is None else "patched"
             pump.write(step.name, "stdout", f"{verb} {change.path}\n".encode("utf-8", "replace"))
@@ -186,7 +237,13 @@ class ArtifactCollector:
     def collect(self, rule: ArtifactRule) -> None:
         """Keep what the rule names. What is missing or beyond the caps is noted in the log, never an error."""
         budget = rule.max_bytes
-        for info in self._matches(rule.path):
+        try:
+            matches = list(self._matches(rule.path))
+        except (InvalidRequestError, ExecdUnreachableError) as error:
+            # A tree too large to list, or a folder nobody may read: the code's doing, and its loss.
+            self._note(f"artifacts {rule.path} not kept: {error.message}")
+            return
+        for info in matches:
             if info.path in self._rows:
                 continue
             if len(self._rows) >= _MAX_ARTIFACTS or info.size > budget:
@@ -202,7 +259,7 @@ class ArtifactCollector:
     def _keep(self, path: str, *, max_bytes: int) -> int:
         try:
             data = self._tools.client.download(path, max_bytes=max_bytes)
-        except (NotFoundError, PayloadTooLargeError) as error:
+        except (NotFoundError, InvalidRequestError) as error:
             self._note(f"artifact {path} not kept: {error}")
             return 0
         try:

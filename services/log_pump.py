@@ -140,14 +140,22 @@ class LogPump:
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or not (self._pending or self._storing))
 
-    def close(self) -> LogSummary:
-        """Store the tail as well, wait for it, and sum up."""
+    def store_tail(self) -> None:
+        """Store the tail as well and wait for it: from here on the store holds all that is kept.
+
+        Later output follows it; what is then beyond the cap counts as dropped, as before.
+        """
         with self._changed:
             self._pending.extend(self._tail)
             self._pending_bytes += self._in_tail
+            self._tail_bytes -= self._in_tail
             self._tail.clear()
             self._in_tail = 0
         self.drain()
+
+    def close(self) -> LogSummary:
+        """Store everything and sum up."""
+        self.store_tail()
         return LogSummary(self._seq, self._taken_bytes, self._truncated)
 
 

@@ -20,11 +20,12 @@ class Problem:
 
 
 class InvalidFieldsError(InvalidRequestError):
-    """Several fields are wrong; `field` and the message are those of the first."""
+    """One or several fields are wrong; `field` and the message are those of the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """problems: not empty, in the order of the request; those beyond MAX_PROBLEMS are only counted."""
-        first = problems[0]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        """problems: not empty, in the order of the request. Equal ones count once, beyond MAX_PROBLEMS they only count."""
+        distinct = list(dict.fromkeys(problems))
+        first = distinct[0]
+        more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""
         super().__init__(f"{first.field}: {first.message}{more}", field=first.field)
-        self.problems = tuple(problems[:MAX_PROBLEMS])
+        self.problems = tuple(distinct[:MAX_PROBLEMS])

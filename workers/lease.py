@@ -183,6 +183,10 @@ class LeaseKeeper:
         """Kill what runs here before anybody else may start it, even if the heartbeat hangs in a call."""
         while not self._stopping.is_set():
             time.sleep(0.25)
-            self._registry.check_deadlines()
-            if not self.valid and self._registry.stop_all(StopReason.DISOWNED):
-                log.error("lease_lapsed", session_id=str(self.session_id))
+            try:
+                self._registry.check_deadlines()
+                if not self.valid and self._registry.stop_all(StopReason.DISOWNED):
+                    log.error("lease_lapsed", session_id=str(self.session_id))
+            except Exception:
+                # The last line of defence does not fall over one sandbox that will not die.
+                log.exception("lease_watch_failed")

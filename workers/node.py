@@ -21,7 +21,7 @@ from core.logging import get_logger
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import Chunk
 from repositories.sessions import SessionRepository
-from runtimes.base import Runtime
+from runtimes.base import Runtime, SandboxHandle
 from services.attempt_control import StopReason
 from services.attempt_runner import AttemptRunner, WorkerParts
 from services.log_pump import LogWriter
@@ -33,6 +33,8 @@ from workers.registry import AttemptRegistry
 __all__ = ["NodeWorker"]
 
 log = get_logger(__name__)
+
+_SWEEP_SECONDS = 20.0
 
 
 class NodeWorker:
@@ -75,12 +77,14 @@ class NodeWorker:
         )
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
         self._draining = False
+        self._is_started = False
         self._stopping = threading.Event()
         self._finished = threading.Event()
         self._ended: deque[UUID] = deque()
         self._threads = [
             threading.Thread(target=self._listen_for_cancels, name="cancels", daemon=True),
             threading.Thread(target=self._report_ends, name="ends", daemon=True),
+            threading.Thread(target=self._sweep, name="sweep", daemon=True),
         ]
 
     @property
@@ -95,14 +99,17 @@ class NodeWorker:
         """
         self._remove_leftovers()
         self._blobs.sweep()
-        self._logs.start()
         self._lease.start()
+        self._logs.start()
         for thread in self._threads:
             thread.start()
+        self._is_started = True
 
     def drain(self) -> None:
         """Take nothing new, and give what runs back to the queue."""
         self._draining = True
+        if not self._is_started:
+            return
         try:
             self._lease.drain()
         except SQLAlchemyError as error:
@@ -115,11 +122,12 @@ class NodeWorker:
         self._stopping.set()
         self._finished.set()
         self._fallback.shutdown(wait=True, cancel_futures=True)
-        try:
-            self._lease.stop()
-        except SQLAlchemyError as error:
-            log.warning("session_end_not_written", error=str(error).splitlines()[0])
-        self._logs.stop()
+        if self._is_started:
+            try:
+                self._lease.stop()
+            except SQLAlchemyError as error:
+                log.warning("session_end_not_written", error=str(error).splitlines()[0])
+            self._logs.stop()
         for runtime in self._runtimes.values():
             runtime.close()
         self._engine.dispose()
@@ -161,11 +169,28 @@ class NodeWorker:
             return None
 
     def _remove_leftovers(self) -> None:
+        """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go."""
         for runtime in self._runtimes.values():
             for handle in runtime.list():
-                if handle.labels.get("sandmill.node") == str(self.node_id):
-                    log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
+                if handle.labels.get("sandmill.node") == str(self.node_id) and not self._runs(handle):
                     runtime.remove(handle)
+                    with self._statements.connect() as connection:
+                        SessionRepository(connection).mark_swept(handle.name)
+                    log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
+
+    def _runs(self, handle: SandboxHandle) -> bool:
+        trial, fence = handle.labels.get("sandmill.trial", ""), handle.labels.get("sandmill.fence", "")
+        try:
+            return self._registry.contains(UUID(trial), int(fence))
+        except ValueError:
+            return False
+
+    def _sweep(self) -> None:
+        while not self._stopping.wait(_SWEEP_SECONDS):
+            try:
+                self._remove_leftovers()
+            except Exception:
+                log.exception("sweep_failed")
 
     def _publish(self, chunks: Sequence[Chunk]) -> None:
         self._publish_all((f"log:{chunk.attempt_id}", _to_message(chunk)) for chunk in chunks)

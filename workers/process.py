@@ -1,10 +1,14 @@
 """The worker process: a Celery worker on the threads pool around one NodeWorker."""
 
+import os
+import threading
+import time
 from typing import Any
 from uuid import UUID
 
 from celery import Celery, signals
 from celery.worker.request import Request
+from sqlalchemy.exc import SQLAlchemyError
 
 from core.broker import ATTEMPT_TASK, create_celery
 from core.config import Settings
@@ -54,6 +58,23 @@ class BellRequest(Request):  # type: ignore[misc]  # Celery has no types
         self.acknowledged = True
 
 
+def _start_when_possible(node: NodeWorker) -> None:
+    """Start the node, again and again while the database is away. Celery would swallow the error and idle for ever."""
+    pause = 0.2
+    while True:
+        try:
+            node.start()
+        except SQLAlchemyError as error:
+            log.warning("worker_waits_for_database", error=str(error).splitlines()[0])
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+        except Exception:
+            log.exception("worker_start_failed")
+            os._exit(1)  # the supervisor starts it again; a worker without a session would only look alive
+        else:
+            return
+
+
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
     runtimes = {name: build_runtime(name, settings.home_path / "runtimes") for name in settings.runtimes}
@@ -69,7 +90,7 @@ def _connect(app: Celery, node: NodeWorker) -> None:
 
     # Ready means: consuming. A session opened earlier would draw bells that nobody answers.
     def on_ready(**_: Any) -> None:
-        node.start()
+        threading.Thread(target=_start_when_possible, args=(node,), name="node-start", daemon=True).start()
 
     def on_shutting_down(**_: Any) -> None:
         node.drain()

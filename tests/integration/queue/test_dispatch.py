@@ -1,7 +1,9 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from repositories.batches import BatchRepository
 from tests.support.queue import QueueWorld
 
 
@@ -146,3 +148,47 @@ def test_unclaimed_attempt_goes_back_to_the_head_without_using_an_attempt(world:
     assert world.attempt(trial, 1)["state"] == "never_started"
     world.dispatcher.tick()
     assert world.bells.rung[-1].fence == 2
+
+
+def test_tenant_with_nothing_that_fits_does_not_stand_in_the_way(world: QueueWorld):
+    world.session(slots=1)
+    world.trials(world.tenant("too-big"), 1, cpu_millicores=1_000_000)
+    world.trials(world.tenant("elsewhere"), 1, runtime="docker")
+    world.trials(world.tenant("fitting"), 3)
+
+    assert world.dispatcher.tick() == 1
+
+
+def test_trials_that_fit_no_single_node_do_not_hold_up_those_behind(world: QueueWorld):
+    """One node has the cpu, another the memory, neither has both."""
+    tenant = world.tenant()
+    world.session(slots=4, cpu_millicores=8000, memory_bytes=1 << 28)
+    world.session(slots=4, cpu_millicores=1000, memory_bytes=8 << 28)
+    world.trials(tenant, 40, cpu_millicores=8000, memory_bytes=8 << 28)
+    world.trials(tenant, 2)
+
+    assert world.dispatcher.tick() == 2
+
+
+def test_cancel_and_dispatch_of_the_same_trials_do_not_deadlock(world: QueueWorld):
+    """Dispatch goes by priority, which here is the reverse of the ids by which cancel goes."""
+    tenant = world.tenant()
+    world.session(slots=1000, cpu_millicores=1_000_000, memory_bytes=1 << 45)
+
+    def cancel(batch) -> None:
+        with world.engine.begin() as connection:
+            BatchRepository(connection, tenant).cancel(batch, mode="graceful", failure={})
+
+    def dispatch() -> None:
+        while world.dispatcher.tick():
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            ids = world.trials(tenant, 60)
+            world.execute("UPDATE trials SET priority = -(seq %% 100) WHERE state = 'queued'")
+            (row,) = world.execute("SELECT batch_id FROM trials WHERE id = %(id)s", id=ids[0])
+            for done in [pool.submit(dispatch), pool.submit(cancel, row["batch_id"])]:
+                done.result()
+    states = world.execute("SELECT state, desired FROM trials")
+    assert all(row["state"] == "finished" or row["desired"] == "cancel" for row in states)

@@ -3,8 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from core.errors import DaemonError
-from runtimes.fake import FakeRuntime
+from core.errors import DaemonError, InvalidRequestError, SpecInvalidError
+from runtimes.base import SandboxStats
+from runtimes.fake import FakeOutcome, FakeRuntime
 from services.attempt_control import AttemptControl, StopReason
 from services.attempt_runner import _Run
 from services.jobspec import (
@@ -356,3 +357,144 @@ def test_end_that_cannot_be_written_is_recorded_without_its_details(bench, monke
     monkeypatch.setattr(_Run, "_to_end", broken_once)
     row = bench.run(make_spec(retry=NO_RETRY))
     assert (row["state"], row["outcome"], row["failure"]["code"]) == ("finished", "error", "unknown")
+
+
+def test_verdict_is_read_from_head_and_tail_of_a_long_log(bench):
+    """The cap of the bench is 1 MiB: the end of the log is in the tail, which must be stored before it is read."""
+    noise = ("x" * 99 + "\n") * 30_000
+    spec = make_spec(
+        inputs=(
+            Input("/log", text=noise + LOG.replace("FAIL\n", "ok\n").replace("FAILED (failures=1)", "OK")),
+        ),
+        steps=(step("cat /log", "verify", role=StepRole.VERIFY),),
+        verdict=LogVerdict("unittest", fail_to_pass=("t.T.test_b",)),
+    )
+    row = bench.run(spec)
+    assert row["outcome"] == "passed", row["failure"]
+    (head,) = bench.world.execute("SELECT truncated_bytes, bytes FROM log_heads")
+    assert head["truncated_bytes"] > 1 << 20
+    assert head["bytes"] <= 1 << 20
+
+
+class Spoiled(FakeRuntime):
+    """A sandbox in which the code under test has made some paths unusable."""
+
+    def __init__(self, *, unreadable: str = "", unwritable: str = ""):
+        super().__init__()
+        self.unreadable, self.unwritable = unreadable, unwritable
+
+    def executions(self, handle):
+        client = super().executions(handle)
+        download, upload = client.download, client.upload
+
+        def bad_download(path, *, max_bytes):
+            if path == self.unreadable:
+                message = f"{path}: Not a regular file"
+                raise InvalidRequestError(message)
+            return download(path, max_bytes=max_bytes)
+
+        def bad_upload(files):
+            for file in files:
+                if file.path == self.unwritable:
+                    message = f"cannot write {file.path}: Is a directory"
+                    raise SpecInvalidError(message)
+            upload(files)
+
+        client.download, client.upload = bad_download, bad_upload
+        return client
+
+
+def test_unreadable_artifact_is_noted_and_changes_no_outcome(world, tmp_path):
+    spec = make_spec(
+        inputs=(Input("/logs/x", text="x"), Input("/logs/y", text="y")),
+        steps=(step("exit 1"),),
+        artifacts=(ArtifactRule("/logs/**"),),
+    )
+    with running_bench(world, Spoiled(unreadable="/logs/x"), tmp_path) as bench:
+        row = bench.run(spec)
+        assert (row["outcome"], row["failure"]["code"]) == ("failed", "nonzero_exit")
+        assert world.execute("SELECT path FROM artifacts") == [{"path": "/logs/y"}]
+        assert b"/logs/x" in bench.log_of(row["id"])[0][2]
+
+
+@pytest.mark.parametrize(
+    ("first", "outcome", "code"),
+    [(StepRole.RUN, "failed", "sandbox_spoiled"), (StepRole.SETUP, "error", "spec_invalid")],
+)
+def test_blocked_late_input_is_the_fault_of_the_code_that_ran(world, tmp_path, first, outcome, code):
+    spec = make_spec(
+        inputs=(Input("/tests/t", text="t", before="verify"),),
+        steps=(step("true", "first", role=first), step("true", "verify", role=StepRole.VERIFY)),
+    )
+    with running_bench(world, Spoiled(unwritable="/tests/t"), tmp_path) as bench:
+        row = bench.run(spec)
+    assert (row["outcome"], row["failure"]["code"]) == (outcome, code)
+
+
+def test_patch_target_that_is_no_regular_file_rejects_the_patch(world, tmp_path):
+    with running_bench(world, Spoiled(unreadable="/w/f.txt"), tmp_path) as bench:
+        row = bench.run(patch_job(PATCH))
+    assert (row["outcome"], row["failure"]["code"]) == ("failed", "patch_rejected")
+
+
+def test_missing_patch_file_has_its_own_code(bench):
+    row = bench.run(make_spec(steps=(Step(name="apply", patch=PatchStep("/nowhere.diff")),)))
+    assert (row["outcome"], row["failure"]["code"]) == ("error", "patch_path_missing")
+
+
+def test_steps_of_the_code_under_test_leave_nothing_running(world, tmp_path):
+    seen = {}
+
+    def script(_image, command):
+        seen[command.shell] = command.kill_leftovers
+
+    spec = make_spec(
+        steps=(
+            step("s", "s", role=StepRole.SETUP),
+            step("r", "r"),
+            step("v", "v", role=StepRole.VERIFY),
+        )
+    )
+    with running_bench(world, FakeRuntime(script), tmp_path) as bench:
+        bench.run(spec)
+    assert seen == {"s": False, "r": True, "v": True}
+
+
+@pytest.mark.parametrize(("oom_kills", "outcome"), [(1, "failed"), (0, None)])
+def test_execd_that_fell_with_the_memory_is_the_tasks_fault(world, tmp_path, oom_kills, outcome):
+    class Dying(FakeRuntime):
+        def stats(self, handle):
+            return SandboxStats(oom_kills=oom_kills, memory_peak_bytes=0)
+
+    def script(_image, _command):
+        return FakeOutcome(dies=True)
+
+    with running_bench(world, Dying(script), tmp_path) as bench:
+        row = bench.run(make_spec())
+    assert row["outcome"] == outcome
+    code = world.attempt(row["id"], 1)["failure"]["code"]
+    assert code == ("oom_limit" if oom_kills else "execd_unreachable")
+
+
+def test_sandbox_that_will_not_go_does_not_cost_the_verdict(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.attempt_runner.time.sleep", lambda _seconds: None)
+
+    class Sticky(FakeRuntime):
+        def remove(self, handle):
+            message = "the engine does not answer"
+            raise DaemonError(message)
+
+    with running_bench(world, Sticky(), tmp_path) as bench:
+        row = bench.run(make_spec())
+    assert (row["state"], row["outcome"]) == ("finished", "passed")
+    assert world.execute("SELECT state FROM sandboxes") == [{"state": "running"}]
+
+
+def test_total_timeout_is_named_as_such(bench):
+    row = bench.run(make_spec(steps=(step("sleep 30"),), timeouts=Timeouts(total=0.2)))
+    assert (row["outcome"], row["failure"]["code"], row["failure"]["step"]) == (
+        "failed",
+        "total_timeout",
+        "run",
+    )
+    assert "0.2 s" in row["failure"]["message"]

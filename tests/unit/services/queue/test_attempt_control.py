@@ -1,3 +1,6 @@
+import itertools
+
+from core.errors import DaemonError
 from services.attempt_control import AttemptControl, StopReason
 
 
@@ -54,3 +57,36 @@ def test_deadline_taken_back_does_not_kill():
     control.set_deadline(None)
     control.check_deadline()
     assert not control.stop.is_set()
+
+
+def test_strongest_reason_stays_whatever_the_order():
+    for reasons in itertools.permutations(StopReason):
+        control = AttemptControl()
+        control.arm(lambda: None)
+        for reason in reasons:
+            control.request(reason)
+        assert control.reason is StopReason.DISOWNED
+    control = AttemptControl()
+    control.request(StopReason.FORCE_CANCEL)
+    control.request(StopReason.CANCEL)
+    assert control.reason is StopReason.FORCE_CANCEL
+    control = AttemptControl()
+    control.request(StopReason.CANCEL)
+    control.request(StopReason.SHUTDOWN)
+    assert control.reason is StopReason.CANCEL
+
+
+def test_kill_that_failed_is_tried_again_and_troubles_nobody_else():
+    tries = []
+
+    def kill() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise DaemonError("engine away")
+
+    control = AttemptControl()
+    control.arm(kill)
+    control.request(StopReason.DISOWNED)
+    control.request(StopReason.DISOWNED)
+    control.request(StopReason.DISOWNED)
+    assert len(tries) == 2
