@@ -170,25 +170,42 @@ def test_trials_that_fit_no_single_node_do_not_hold_up_those_behind(world: Queue
     assert world.dispatcher.tick() == 2
 
 
-def test_cancel_and_dispatch_of_the_same_trials_do_not_deadlock(world: QueueWorld):
-    """Dispatch goes by priority, which here is the reverse of the ids by which cancel goes."""
+def test_dispatch_locks_trials_by_id_as_a_cancel_does(world: QueueWorld):
+    """A cancel holds the first trial and wants the last; dispatch, by priority, would take the last one first."""
+    world.session(slots=10)
+    first, last = sorted(world.trials(world.tenant(), 2))
+    world.execute("UPDATE trials SET priority = 50 WHERE id = %(id)s", id=last)
+    lock = "SELECT 1 FROM trials WHERE id = %(id)s FOR UPDATE"
+    with ThreadPoolExecutor(1) as pool, world.engine.connect() as cancel:
+        with cancel.begin():
+            cancel.exec_driver_sql(lock, {"id": first})
+            dispatched = pool.submit(world.dispatcher.tick)
+            waiting = "SELECT count(*) AS n FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+            while world.execute(waiting)[0]["n"] == 0:
+                assert not dispatched.done()
+            cancel.exec_driver_sql(lock, {"id": last})
+        assert dispatched.result() == 2
+
+
+def test_cancel_locks_trials_by_id_as_dispatch_does(world: QueueWorld):
     tenant = world.tenant()
-    world.session(slots=1000, cpu_millicores=1_000_000, memory_bytes=1 << 45)
+    first, last = sorted(world.trials(tenant, 2))
+    # Moved to the end of the table, so that a scan in the order of the table would come to it last.
+    world.execute("UPDATE trials SET state_reason = 'moved' WHERE id = %(id)s", id=first)
+    (row,) = world.execute("SELECT batch_id FROM trials WHERE id = %(id)s", id=first)
 
-    def cancel(batch) -> None:
+    def cancel() -> int:
         with world.engine.begin() as connection:
-            BatchRepository(connection, tenant).cancel(batch, mode="graceful", failure={})
+            repository = BatchRepository(connection, tenant)
+            return len(repository.cancel(row["batch_id"], mode="graceful", failure={}))
 
-    def dispatch() -> None:
-        while world.dispatcher.tick():
-            pass
-
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(4):
-            ids = world.trials(tenant, 60)
-            world.execute("UPDATE trials SET priority = -(seq %% 100) WHERE state = 'queued'")
-            (row,) = world.execute("SELECT batch_id FROM trials WHERE id = %(id)s", id=ids[0])
-            for done in [pool.submit(dispatch), pool.submit(cancel, row["batch_id"])]:
-                done.result()
-    states = world.execute("SELECT state, desired FROM trials")
-    assert all(row["state"] == "finished" or row["desired"] == "cancel" for row in states)
+    lock = "SELECT 1 FROM trials WHERE id = %(id)s FOR UPDATE"
+    with ThreadPoolExecutor(1) as pool, world.engine.connect() as dispatch:
+        with dispatch.begin():
+            dispatch.exec_driver_sql(lock, {"id": first})
+            cancelled = pool.submit(cancel)
+            waiting = "SELECT count(*) AS n FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+            while world.execute(waiting)[0]["n"] == 0:
+                assert not cancelled.done()
+            dispatch.exec_driver_sql(lock, {"id": last})
+        assert cancelled.result() == 2
