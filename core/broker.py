@@ -47,6 +47,7 @@ def create_celery(
         task_send_sent_event=False,
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
+        broker_transport="core.guarded_redis:Transport",
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_pool_acquire_timeout=5,

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
+from repositories.nodes import TAKES_WORK
 
 __all__ = ["Bell", "DispatchRepository", "NodeRoom", "QueuedTrial"]
 
@@ -24,9 +25,7 @@ SELECT n.id, n.runtimes, n.slots - coalesce(u.n, 0) AS free_slots,
        n.cpu_millicores - coalesce(u.cpu, 0) AS free_cpu_millicores,
        n.memory_bytes - coalesce(u.memory, 0) AS free_memory_bytes
 FROM nodes n LEFT JOIN usage u ON u.node_id = n.id
-WHERE n.cordoned_at IS NULL AND EXISTS (
-  SELECT 1 FROM worker_sessions s
-  WHERE s.node_id = n.id AND s.ended_at IS NULL AND NOT s.draining AND s.lease_until > clock_timestamp())
+WHERE {TAKES_WORK}
 ORDER BY n.id
 """
 

@@ -44,6 +44,7 @@ WHERE a.session_id = %(id)s AND a.{_LIVE}
 _UNCLAIMED = """
 SELECT trial_id, fence FROM attempts
 WHERE node_id = %(node_id)s AND state = 'dispatched' AND start_deadline > clock_timestamp()
+  AND created_at < clock_timestamp() - make_interval(secs => %(age)s)
 ORDER BY created_at LIMIT %(limit)s
 """
 
@@ -113,9 +114,9 @@ class SessionRepository(SqlRepository):
         """All live attempts of this session."""
         return [HeldAttempt(**row) for row in self._rows(_HELD, {"id": session_id})]
 
-    def unclaimed(self, node_id: UUID, *, limit: int) -> list[tuple[UUID, int]]:
-        """Dispatched attempts that wait for this node: the way round a broker that is away."""
-        rows = self._rows(_UNCLAIMED, {"node_id": node_id, "limit": limit})
+    def unclaimed(self, node_id: UUID, *, age_seconds: float, limit: int) -> list[tuple[UUID, int]]:
+        """Attempts that wait for this node for so long: the way round a broker that does not deliver."""
+        rows = self._rows(_UNCLAIMED, {"node_id": node_id, "age": age_seconds, "limit": limit})
         return [(row["trial_id"], row["fence"]) for row in rows]
 
     def drain(self, session_id: UUID) -> None:

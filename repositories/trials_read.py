@@ -12,8 +12,8 @@ __all__ = ["AttemptRow", "TrialFilter", "TrialReadRepository", "TrialRow"]
 
 _COLUMNS = """
 t.id, t.batch_id, t.job_id, j.key AS job_key, j.labels, t.index, t.seed, t.state, t.state_reason, t.outcome, t.failure,
-t.rewards, t.desired, t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.runtime, t.created_at,
-t.queued_at, t.started_at, t.finished_at
+t.rewards, t.desired, t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.runtime,
+t.cpu_millicores, t.memory_bytes, t.created_at, t.queued_at, t.started_at, t.finished_at
 """
 
 _FIND = f"""
@@ -82,6 +82,8 @@ class TrialRow:
     infra_losses: int
     task_retries: int
     runtime: str | None
+    cpu_millicores: int
+    memory_bytes: int
     created_at: datetime
     queued_at: datetime
     started_at: datetime | None

@@ -61,7 +61,7 @@ class NodeWorker:
             _describe(settings, identity.id, runtimes),
             self._registry,
             LeaseTimes(settings.lease_seconds, settings.lease_margin_seconds, settings.heartbeat_seconds),
-            on_beat=self._poll_without_broker,
+            on_beat=self._take_unrung,
         )
         self._blobs = BlobStore(settings.home_path / "blobs")
         self._logs = LogWriter(self._engine, self._publish)
@@ -205,20 +205,20 @@ class NodeWorker:
         except (redis.RedisError, OSError) as error:
             log.debug("messages_not_published", error=str(error))
 
-    def _poll_without_broker(self) -> None:
-        """While Redis is away no bell arrives: look for the node's attempts in the table itself."""
-        if self._draining:
+    def _take_unrung(self) -> None:
+        """Run what waits for this node though its bell was rung more than once.
+
+        Redis is away, or its queue is spoilt: whatever it is, the table says what is to be done.
+        """
+        room = self._settings.worker_slots - len(self._registry)
+        if self._draining or room <= 0:
             return
-        try:
-            self._redis.ping()
-        except (redis.RedisError, OSError):
-            room = self._settings.worker_slots - len(self._registry)
-            if room <= 0:
-                return
-            with self._engine.begin() as connection:
-                waiting = SessionRepository(connection).unclaimed(self.node_id, limit=room)
-            for trial_id, fence in waiting:
-                self._fallback.submit(self.run_attempt, trial_id, fence)
+        with self._engine.begin() as connection:
+            waiting = SessionRepository(connection).unclaimed(
+                self.node_id, age_seconds=2 * self._settings.rering_seconds, limit=room
+            )
+        for trial_id, fence in waiting:
+            self._fallback.submit(self.run_attempt, trial_id, fence)
 
     def _report_ends(self) -> None:
         """Tell of all attempts that ended in the last few milliseconds: the scheduler once, their log readers each."""

@@ -78,8 +78,11 @@ def _start_when_possible(node: NodeWorker) -> None:
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
     runtimes = {name: build_runtime(name, settings.home_path / "runtimes") for name in settings.runtimes}
-    for runtime in runtimes.values():
+    for name, runtime in runtimes.items():
         runtime.check()
+        limitations = runtime.limitations()
+        if limitations:
+            log.warning("runtime_has_limitations", runtime=name, limitations=list(limitations))
     return runtimes
 
 

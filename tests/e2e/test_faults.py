@@ -1,6 +1,8 @@
 """Processes killed and servers emptied under a running batch: every trial still ends once, and right."""
 
+import base64
 import contextlib
+import json
 import subprocess
 import sys
 import threading
@@ -181,6 +183,64 @@ def test_cancel_reaches_the_processes(stack: RunningStack, mode):
         (trial,) = client.iter_trials(batch_id)
         assert trial.outcome == "cancelled"
         wait_for(lambda: not sandboxes(stack), seconds=5)
+
+
+FORGED = [
+    b"garbage",
+    b"",
+    b"[]",
+    b"null",
+    b'{"body": "%%%", "properties": {}}',
+    b'{"body": "e30=", "properties": null, "headers": {}}',
+    json.dumps(
+        {
+            "body": base64.b64encode(b'[["not-a-uuid", "x"], {}, {}]').decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": {"task": "attempt.run", "id": "1", "lang": "py"},
+            "properties": {
+                "delivery_info": {"exchange": "", "routing_key": "x"},
+                "delivery_tag": "t",
+                "body_encoding": "base64",
+            },
+        }
+    ).encode(),
+    json.dumps(
+        {
+            "body": base64.b64encode(b"cos\nsystem\n(S'touch /tmp/pwned'\ntR.").decode(),
+            "content-encoding": "binary",
+            "content-type": "application/x-python-serialize",
+            "headers": {"task": "attempt.run", "id": "2", "lang": "py"},
+            "properties": {"delivery_info": {}, "delivery_tag": "u", "body_encoding": "base64"},
+        }
+    ).encode(),
+]
+
+
+def node_queue(stack: RunningStack) -> str:
+    return "sandmill:node." + (stack.home / "node" / "node.id").read_text().strip()
+
+
+def test_forged_messages_are_dropped_and_the_worker_works_on(stack: RunningStack):
+    before = stack.pids("-m", "workers")
+    with redis.Redis.from_url(settings_of(stack)["REDIS_URL"]) as broker, stack.client() as client:
+        batch = client.submit_batch(jobs())
+        wait_running(client, batch.id)
+        broker.lpush(node_queue(stack), *FORGED)
+        trials = check_batch(client, batch.id)
+        assert sum(trial.infra_losses for trial in trials) == 0
+    assert stack.pids("-m", "workers") == before
+    assert not Path("/tmp/pwned").exists()
+
+
+def test_spoilt_queue_only_slows_the_node_down(stack: RunningStack):
+    with redis.Redis.from_url(settings_of(stack)["REDIS_URL"]) as broker, stack.client() as client:
+        broker.delete(node_queue(stack))
+        broker.set(node_queue(stack), "not a list")
+        try:
+            check_batch(client, client.submit_batch(jobs(seconds=0.1)).id)
+        finally:
+            broker.delete(node_queue(stack))
 
 
 def test_two_schedulers_at_once_do_no_harm(stack: RunningStack):
