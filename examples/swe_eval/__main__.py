@@ -21,7 +21,7 @@ from examples.swe_eval.evaluation import (
 from examples.swe_eval.instance import Instance, build_instance
 from examples.swe_eval.progress import BatchFollower
 from examples.swe_eval.sdist import NEW, OLD, Download
-from examples.swe_eval.server import connect, home_folder
+from examples.swe_eval.server import connect, describe_server, home_folder
 from launcher.errors import StartupError
 from launcher.termination import Termination
 from sandmill import BatchInfo, Client, SandmillError, TrialDetail
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(display: Display, *, refresh: bool, is_hurried: Callable[[], bool]) -> Result:
     began = time.monotonic()
     cache = home_folder() / "cache" / "swe_eval"
-    display.say(f"fetching {OLD.project} {OLD.version} and {NEW.version}, starting Sandmill")
+    display.say(f"fetching {OLD.project} {OLD.version} and {NEW.version}, {describe_server()}")
     # The packages arrive while the servers start.
     with (
         Download(cache, (OLD, NEW), refresh=refresh) as download,

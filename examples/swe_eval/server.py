@@ -10,12 +10,17 @@ from launcher.config import LauncherSettings
 from launcher.stack import Stack, StackConfig
 from sandmill import Client
 
-__all__ = ["connect", "home_folder"]
+__all__ = ["connect", "describe_server", "home_folder"]
 
 
 def home_folder() -> Path:
     """Folder of the stack's state and of this example's cache: SANDMILL_HOME, by default ~/.sandmill."""
     return LauncherSettings().home.expanduser().absolute()
+
+
+def describe_server() -> str:
+    """Say which server `connect` will give, as part of a sentence. Raises ExampleError, too."""
+    return "using the server at SANDMILL_API_URL" if _names_server() else "starting Sandmill"
 
 
 @contextmanager
@@ -25,10 +30,7 @@ def connect(*, is_hurried: Callable[[], bool]) -> Iterator[Client]:
     SANDMILL_API_URL with SANDMILL_API_KEY names a running server; without them all of Sandmill is started as children
     of this process and stopped in the end. is_hurried: asked while stopping; True kills instead of waiting.
     """
-    named = [name for name in ("SANDMILL_API_URL", "SANDMILL_API_KEY") if os.environ.get(name)]
-    if len(named) == 1:
-        raise ExampleError(f"{named[0]} is set alone: set SANDMILL_API_URL and SANDMILL_API_KEY, or neither")
-    if named:
+    if _names_server():
         with _open_client() as client:
             yield client
         return
@@ -41,6 +43,13 @@ def connect(*, is_hurried: Callable[[], bool]) -> Iterator[Client]:
     )
     with Stack(config, is_hurried=is_hurried) as stack, Client(stack.api_url, stack.api_key) as client:
         yield client
+
+
+def _names_server() -> bool:
+    named = [name for name in ("SANDMILL_API_URL", "SANDMILL_API_KEY") if os.environ.get(name)]
+    if len(named) == 1:
+        raise ExampleError(f"{named[0]} is set alone: set SANDMILL_API_URL and SANDMILL_API_KEY, or neither")
+    return bool(named)
 
 
 def _open_client() -> Client:
