@@ -110,6 +110,10 @@ def _by_junit(verdict: JunitVerdict, content: bytes | None, step: Step, result: 
         text = f"{len(named)} of {len(tests)} tests did not pass: {_some(named)}"
         return replace(_failed(_task_failure("tests_failed", text, step)), tests=tests)
     problem = _exit_mismatch("junit_exit_mismatch", tests, step, result)
+    if parsed.declared_bad:
+        # Nothing is failing by the cases, so those that the suite counts were left out of the file.
+        text = f"a suite declares {parsed.declared_bad} failures or errors, and no test case shows one"
+        problem = _task_failure("junit_incomplete", text, step)
     if not _has_run(tests):
         problem = _task_failure("no_tests", "no test ran", step)
     return replace(_passed() if problem is None else _failed(problem), tests=tests)

@@ -19,10 +19,14 @@ class InvalidJunitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JunitResult:
-    """tests: status by id `classname.name`. by_name: ids by plain name, for `require` without a class."""
+    """tests: status by id `classname.name`. by_name: ids by plain name, for `require` without a class.
+
+    declared_bad: the most failures and errors any one suite says it has.
+    """
 
     tests: dict[str, TestStatus]
     by_name: dict[str, list[str]]
+    declared_bad: int = 0
 
     def status_of(self, required: str) -> TestStatus | None:
         """Give the status of a test asked for as `classname.name`, `classname::name` or `name`; None when absent.
@@ -60,7 +64,7 @@ def parse_junit(content: bytes) -> JunitResult:
         raise InvalidJunitError(f"the root element is <{clean_text(reader.root, 40)}>, not <testsuites>")
     if reader.table.is_full:
         raise InvalidJunitError("the file names too many tests")
-    return JunitResult(reader.table.tests, reader.by_name)
+    return JunitResult(reader.table.tests, reader.by_name, reader.declared_bad)
 
 
 def _refuse_doctype(*_: object) -> None:
@@ -76,11 +80,14 @@ class _Reader:
     case: tuple[str, str] | None = None
     case_depth: int = 0
     status: TestStatus = TestStatus.PASSED
+    declared_bad: int = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise InvalidJunitError(f"elements are nested deeper than {MAX_DEPTH}")
+        if tag in {"testsuite", "testsuites"}:
+            self.declared_bad = max(self.declared_bad, _declared_bad(attributes))
         if self.depth == 1:
             self.root = tag
         elif tag == "testcase":
@@ -115,3 +122,9 @@ class _Reader:
         elif tag == "skipped" and not self.status.is_failing:
             is_expected = attributes.get("type") == "pytest.xfail"
             self.status = TestStatus.XFAIL if is_expected else TestStatus.SKIPPED
+
+
+def _declared_bad(attributes: dict[str, str]) -> int:
+    """Sum failures and errors of a suite; what is no small number counts as none."""
+    counts = (attributes.get(name, "0") for name in ("failures", "errors"))
+    return sum(int(count) for count in counts if count.isascii() and count.isdecimal() and len(count) < 10)

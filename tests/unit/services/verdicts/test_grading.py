@@ -239,6 +239,23 @@ def test_required_test_is_found_by_any_spelling(name: str) -> None:
     assert grade_it(spec, ended(TESTS), files={"/j.xml": skipping}).outcome is Outcome.FAILED
 
 
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ('tests="1" failures="0" errors="0"', ("passed", None, None)),
+        ('tests="2" failures="1"', ("failed", "task", "junit_incomplete")),
+        ('errors="1"', ("failed", "task", "junit_incomplete")),
+        ('failures="many"', ("passed", None, None)),
+    ],
+)
+def test_failures_a_suite_counts_but_does_not_show_are_failures(
+    attributes: str, expected: tuple[str, str | None, str | None]
+) -> None:
+    spec = make_spec(TESTS, verdict=JunitVerdict("/j.xml"))
+    content = f"<testsuites><testsuite {attributes}>{case('a')}</testsuite></testsuites>".encode()
+    assert summary(grade_it(spec, ended(TESTS), files={"/j.xml": content})) == expected
+
+
 def test_junit_file_without_tests_proves_nothing() -> None:
     spec = make_spec(TESTS, verdict=JunitVerdict("/j.xml"))
     for content in (cases(), cases(case("a", "<skipped/>"))):

@@ -1,0 +1,45 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from core.ids import new_id
+from repositories.nodes import NodeCapacity
+from repositories.trials_read import TrialRow
+from services.waiting import reason_to_wait
+
+NOW = datetime.now(UTC)
+
+
+def make_trial(*, state="queued", runtime="docker", cpu=2000, memory=2 << 30):
+    return TrialRow(
+        id=new_id(), batch_id=new_id(), job_id=new_id(), job_key="job", labels={}, index=0, seed=None,
+        state=state, state_reason=None, outcome=None, failure=None, rewards=None, desired="run", priority=0,
+        attempts_used=0, infra_losses=0, task_retries=0, runtime=runtime, cpu_millicores=cpu, memory_bytes=memory,
+        created_at=NOW, queued_at=NOW, started_at=None, finished_at=None,
+    )  # fmt: skip
+
+
+def make_node(*runtimes, cpu=2000, memory=2 << 30):
+    return NodeCapacity(frozenset(runtimes), cpu, memory)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([], "no_node"),
+        ([make_node("local")], "no_node_offers_runtime"),
+        ([make_node("local"), make_node("local", "docker")], None),
+        ([make_node("docker", cpu=1999)], "too_large_for_any_node"),
+        ([make_node("docker", memory=(2 << 30) - 1)], "too_large_for_any_node"),
+        ([make_node("docker", cpu=1999), make_node("docker", memory=1)], "too_large_for_any_node"),
+        ([make_node("docker", cpu=1), make_node("local", cpu=9000)], "too_large_for_any_node"),
+    ],
+    ids=["none", "other runtime", "fits", "cpu", "memory", "each lacks one", "large one of another runtime"],
+)
+def test_a_trial_that_no_empty_node_could_take_says_why(nodes, reason):
+    assert reason_to_wait(make_trial(), nodes) == reason
+
+
+@pytest.mark.parametrize("state", ["running", "retry_wait", "finished"])
+def test_only_queued_trials_wait_for_nodes(state):
+    assert reason_to_wait(make_trial(state=state), []) is None
