@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     environment = {
         "SANDMILL_RUNTIME": "fake",
-        "SANDMILL_RUNTIMES": '["fake"]',
+        "SANDMILL_RUNTIMES": '["fake", "local"]',
         "SANDMILL_WORKER_SLOTS": str(SLOTS),
         "SANDMILL_WORKER_CPU_MILLICORES": "1000000",
         "SANDMILL_WORKER_MEMORY_BYTES": str(1 << 40),
@@ -53,7 +53,9 @@ def measure(stack: Stack, trials: int, repeat: int) -> dict[str, Any]:
     ) as api:
         run_noops(stack, api, 200)  # warm
         inserts = [insert_seconds(api, stack) for _ in range(repeat)]
-        latencies = [submit_to_step_ms(stack, api) for _ in range(30)]
+        latencies = [submit_to_step_ms(stack, api, {"image": "fake"}) for _ in range(30)]
+        local = {"image": "host", "runtime": "local"}
+        real_latencies = [submit_to_step_ms(stack, api, local) for _ in range(30)]
         for _ in range(repeat):
             ours.append(run_noops(stack, api, trials))
             with celery_worker(stack):
@@ -67,6 +69,7 @@ def measure(stack: Stack, trials: int, repeat: int) -> dict[str, Any]:
         "celery_noop_per_s": [round(value) for value in reference],
         "ratio": round(statistics.median(ours) / statistics.median(reference), 3),
         "submit_to_step_ms_p50": round(statistics.median(latencies), 1),
+        "submit_to_step_local_ms_p50": round(statistics.median(real_latencies), 1),
         "celery_round_trip_ms_p50": round(statistics.median(round_trips), 2),
         "insert_1000_jobs_s": round(statistics.median(inserts), 3),
     }
@@ -104,7 +107,7 @@ def run_noops(stack: Stack, api: httpx.Client, trials: int) -> float:
             )
             if row.fetchone() == (0,):
                 break
-            time.sleep(0.05)
+            time.sleep(0.2)
         rows = database.execute(
             "SELECT extract(epoch FROM finished_at)::float8 FROM trials"
             " WHERE batch_id = %s AND outcome = 'passed' ORDER BY 1",
@@ -131,12 +134,14 @@ def insert_seconds(api: httpx.Client, stack: Stack) -> float:
     return took
 
 
-def submit_to_step_ms(stack: Stack, api: httpx.Client) -> float:
+def submit_to_step_ms(stack: Stack, api: httpx.Client, changes: dict[str, str]) -> float:
     """Submit one job to the idle system; milliseconds from the request to the first step's start.
+
+    changes: which image and runtime.
 
     The start is the database's clock, which here is the clock of this machine.
     """
-    job = batch_of(1, 1)["jobs"][0]
+    job = {**batch_of(1, 1)["jobs"][0], **changes}
     before = time.time()
     reply = api.post("/v1/jobs", json=job)
     reply.raise_for_status()
