@@ -1,7 +1,6 @@
 """Periodic work, each on its own thread and clock, so that a slow one delays no other."""
 
 import threading
-import time
 from collections.abc import Callable
 
 from core.logging import get_logger
@@ -27,7 +26,7 @@ class Loop:
         enabled: Callable[[], bool],
         gap_seconds: float = 0.0,
     ) -> None:
-        """gap_seconds: least time between two calls, so that a rain of wake-ups is answered in batches."""
+        """gap_seconds: after a call that had work to do, so that what comes together is done together."""
         self.name = name
         self.failures = 0
         self._action = action
@@ -61,8 +60,8 @@ class Loop:
             if self._stopping.is_set():
                 return
             again = self._enabled() and self._call()
-            if not again and self._gap:
-                time.sleep(self._gap)
+            if again and self._gap:
+                self._stopping.wait(self._gap)
 
     def _pause(self) -> float:
         return min(5.0, self._interval * 2**self.failures) if self.failures else self._interval
