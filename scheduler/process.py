@@ -55,8 +55,8 @@ class Scheduler:
             return self._leadership.held
 
         settings = self._settings
-        # The gap gathers trials that end together: a tick costs the same for one as for fifty. It comes after a tick that
-        # dispatched something, so a submission to an idle system does not wait for it.
+        # The gap gathers trials that end together: a tick costs the same for one as for fifty. It comes after a tick
+        # that dispatched something, so a submission to an idle system does not wait for it.
         self._dispatch_loop = Loop(
             "dispatch", self._dispatch, interval_seconds=settings.tick_seconds, enabled=led, gap_seconds=0.02
         )

@@ -1,3 +1,4 @@
+import itertools
 import threading
 import time
 
@@ -44,7 +45,7 @@ def test_action_with_more_to_do_is_called_again_after_the_gap():
     threading.Event().wait(0.4)
     loop.stop()
     assert len(times) == 3
-    assert all(later - earlier >= 0.05 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(times))
 
 
 def test_failing_action_is_counted_and_tried_again():
