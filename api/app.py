@@ -5,14 +5,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio.to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from api.deadline import DeadlineMiddleware
 from api.errors import install_error_handlers
 from api.metrics import ApiMetrics
 from api.middleware import RequestMiddleware
+from api.openapi_examples import add_response_examples
 from api.openapi_parts import add_request_schemas
+from api.query import refuse_unknown_parameters
 from api.routes import attempts, batches, blobs, health, jobs, reports, trials
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
@@ -59,11 +61,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version="1",
         summary="Runs untrusted code at any scale: a durable, fair job queue over isolated sandboxes.",
         openapi_tags=TAGS,
-        # The usual pages load scripts from elsewhere; the document itself is at /openapi.json.
+        # The usual pages load scripts from elsewhere. The document is a route like the others, under the same checks.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        dependencies=[Depends(refuse_unknown_parameters)],
     )
     app.state.services = services
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
@@ -90,7 +94,7 @@ def build_services(settings: Settings) -> ApiServices:
         store=BlobStore(settings.home_path / "blobs"),
         authenticator=Authenticator(engine),
         failures=FailureLimiter(),
-        checker=JobChecker(known_parsers()),
+        checker=JobChecker(known_parsers(), [settings.runtime, *settings.runtimes]),
         metrics=ApiMetrics(engine),
     )
 
@@ -105,5 +109,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
             tags=app.openapi_tags,
         )
         add_request_schemas(document)
+        add_response_examples(document)
         app.openapi_schema = document
     return app.openapi_schema

@@ -76,4 +76,4 @@ def _check_length(header: str | None, max_bytes: int) -> None:
 
 
 def _too_large(max_bytes: int) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the body may have at most {max_bytes} bytes")
+    return PayloadTooLargeError(f"the body may have at most {max_bytes} bytes", field="body")

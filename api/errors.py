@@ -116,8 +116,7 @@ def error_response(request_id: str, error: Exception) -> JSONResponse:
             headers=dict(error.headers or {}),
         )
     if isinstance(error, RequestValidationError):
-        problems = [_parameter_problem(item) for item in error.errors()]
-        return _respond(request_id, 422, "invalid_request", problems[0].message, problems=problems)
+        error = InvalidFieldsError([_parameter_problem(item) for item in error.errors()])
     known = translate(error)
     if known is None:
         return _respond(
@@ -144,8 +143,6 @@ def _respond(
     problems: Sequence[Problem] = (),
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    if problems and field is None:
-        field = problems[0].field
     view = ErrorView(
         code=code,
         message=_printable(message),

@@ -33,15 +33,17 @@ def json_request(model: type[BaseModel], example: object, *, required: bool = Tr
 
 
 def add_request_schemas(document: dict[str, Any]) -> None:
-    """Publish the schemas of all JSON bodies, and the fields of a job without any duty as `JobDefaults`."""
+    """Publish the schemas of all JSON bodies, and all fields of a job but its key, none required, as `JobDefaults`."""
     _, found = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(found["$defs"])
     schemas["JobDefaults"] = {
         "title": "JobDefaults",
         "type": "object",
-        "description": "Any fields of a job; objects may hold a part of their fields.",
-        "properties": dict(schemas["JobRequest"]["properties"]),
+        "description": "Any fields of a job but its key; objects may hold a part of their fields.",
+        "properties": {
+            name: value for name, value in schemas["JobRequest"]["properties"].items() if name != "key"
+        },
         "additionalProperties": False,
     }
     schemas["BatchRequest"]["properties"]["defaults"] = {"$ref": "#/components/schemas/JobDefaults"}

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine
 
 from api.errors import TooManyFailuresError
 from api.metrics import ApiMetrics
+from api.schemas.fields import PRINTABLE_PATTERN
 from api.validation import JobChecker
 from core.blobstore import BlobStore
 from core.config import Settings
@@ -120,7 +121,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
+        pattern=PRINTABLE_PATTERN,
         description="Makes the call safe to repeat for seven days: the same body gives the same thing.",
     ),
 ]

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from api.references import check_references
 from api.schemas.batches import BatchEnvelope
-from api.schemas.convert import resolve_step, to_spec
-from api.schemas.jobs import ExitCodeRequest, JobRequest, JobRequestInBatch, LogRequest
+from api.schemas.convert import to_spec
+from api.schemas.jobs import OFFERED_RUNTIMES, JobRequest, JobRequestInBatch
 from api.schemas.problems import to_field, to_problem
 from core.errors import PayloadTooLargeError
 from services.batches import NewBatch
@@ -48,15 +49,22 @@ class _Findings:
 class JobChecker:
     """Turns bodies into batches of checked job specs."""
 
-    def __init__(self, known_parsers: Collection[str]) -> None:
-        """Set up. known_parsers: names of the log parsers that a verdict can name."""
+    def __init__(self, known_parsers: Collection[str], runtimes: Collection[str] = ()) -> None:
+        """Set up.
+
+        known_parsers: names of the log parsers that a verdict can name. runtimes: those this installation offers
+        beyond the usual ones, to be named where a job names none that there is.
+        """
         self._known_parsers = frozenset(known_parsers)
+        self._context = {"runtimes": list(dict.fromkeys([*OFFERED_RUNTIMES, *runtimes]))}
 
     def check_batch(self, body: Any) -> NewBatch:
         """Check the body of POST /v1/batches. Raises InvalidFieldsError, PayloadTooLargeError."""
         findings = _Findings()
         envelope = check_schema(BatchEnvelope, body)
         _check_expansion(envelope)
+        if "key" in envelope.defaults:
+            findings.add(Problem("defaults.key", "a key belongs to one job: give each its own"))
         files: dict[str, bytes] = {}
         specs: list[JobSpec] = []
         first_use: dict[str, int] = {}
@@ -88,7 +96,7 @@ class JobChecker:
         findings = _Findings()
         files: dict[str, bytes] = {}
         try:
-            job = JobRequest.model_validate(body)
+            job = JobRequest.model_validate(body, context=self._context)
         except ValidationError as error:
             raise InvalidFieldsError([to_problem(_cut(e, body)) for e in _errors(error)]) from error
         for problem in self._check_references(job, []):
@@ -105,7 +113,7 @@ class JobChecker:
         merged = merge_defaults(defaults, raw)
         place: list[str | int] = ["jobs", number]
         try:
-            job = JobRequestInBatch.model_validate(merged)
+            job = JobRequestInBatch.model_validate(merged, context=self._context)
         except ValidationError as error:
             for item in _errors(error):
                 cut = _cut(item, merged)
@@ -122,23 +130,8 @@ class JobChecker:
 
     def _check_references(self, job: JobRequest, place: Sequence[str | int]) -> Iterator[Problem]:
         """Check what one field says about another."""
-        names = [step.name for step in job.steps]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                yield Problem(to_field([*place, "steps", number, "name"]), "another step has this name")
-        paths: dict[str, int] = {}
-        for number, item in enumerate(job.inputs):
-            if item.before is not None and resolve_step(job, item.before) is None:
-                yield Problem(to_field([*place, "inputs", number, "before"]), "no step has this name or role")
-            # The same path twice is legal when the second file replaces the first before a later step.
-            elif paths.setdefault(f"{item.path}\0{item.before}", number) != number:
-                yield Problem(to_field([*place, "inputs", number, "path"]), "another input has this path")
-        verdict = job.verdict
-        if isinstance(verdict, ExitCodeRequest | LogRequest) and verdict.step not in {None, *names}:
-            yield Problem(to_field([*place, "verdict", "step"]), "no step has this name")
-        if isinstance(verdict, LogRequest) and verdict.parser not in self._known_parsers:
-            known = ", ".join(sorted(self._known_parsers))
-            yield Problem(to_field([*place, "verdict", "parser"]), f"no such parser; there are: {known}")
+        for location, message in check_references(job, self._known_parsers):
+            yield Problem(to_field([*place, *location]), message)
 
 
 def check_schema(model: type[Model], body: Any) -> Model:

@@ -1,6 +1,7 @@
 """Batches and jobs: accept, look, list, cancel."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -45,7 +46,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class TrialCounts:
-    """How many trials are where, and how the finished ones ended; zeros are left out."""
+    """How many trials are where, and how the finished ones ended; zeros are left out, the order is the enum's."""
 
     total: int
     by_state: Mapping[TrialState, int]
@@ -228,13 +229,17 @@ def _blob_problems(batch: NewBatch, unknown: Collection[str]) -> list[Problem]:
 
 
 def _to_counts(total: int, rows: Sequence[tuple[str, str | None, int]]) -> TrialCounts:
-    by_state: dict[TrialState, int] = {}
-    by_outcome: dict[Outcome, int] = {}
+    by_state: Counter[str] = Counter()
+    by_outcome: Counter[str] = Counter()
     for state, outcome, number in rows:
-        by_state[TrialState(state)] = by_state.get(TrialState(state), 0) + number
+        by_state[state] += number
         if outcome is not None:
-            by_outcome[Outcome(outcome)] = by_outcome.get(Outcome(outcome), 0) + number
-    return TrialCounts(total, by_state, by_outcome)
+            by_outcome[outcome] += number
+    return TrialCounts(
+        total,
+        {state: by_state[state] for state in TrialState if state in by_state},
+        {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome},
+    )
 
 
 def _to_cancellation(met: Sequence[CancelledTrial]) -> Cancellation:

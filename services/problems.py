@@ -23,7 +23,7 @@ class InvalidFieldsError(InvalidRequestError):
     """One or several fields are wrong; `field` and the message are those of the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """problems: not empty, in the order of the request. Equal ones count once, beyond MAX_PROBLEMS they only count."""
+        """problems: not empty, in the order of the request. Equal ones count once; MAX_PROBLEMS are listed."""
         distinct = list(dict.fromkeys(problems))
         first = distinct[0]
         more = f" (and {len(distinct) - 1} more)" if len(distinct) > 1 else ""

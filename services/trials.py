@@ -1,7 +1,7 @@
 """Trials and attempts: look, list, artifacts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -10,7 +10,9 @@ from core.blobstore import StoredBlob
 from core.errors import NotFoundError
 from repositories.artifacts import ArtifactReadRepository, ArtifactRow
 from repositories.batches import BatchRepository
+from repositories.nodes import NodeReadRepository
 from repositories.trials_read import AttemptRow, TrialFilter, TrialReadRepository, TrialRow
+from services.waiting import reason_to_wait
 
 __all__ = ["TrialDetails", "TrialService"]
 
@@ -33,10 +35,11 @@ class TrialService:
         self._trials = TrialReadRepository(connection, tenant_id)
         self._batches = BatchRepository(connection, tenant_id)
         self._artifacts = ArtifactReadRepository(connection, tenant_id)
+        self._nodes = NodeReadRepository(connection)
 
     def get(self, trial_id: UUID) -> TrialDetails:
-        """Look one up. Raises NotFoundError."""
-        row = self._require(trial_id)
+        """Look one up; a queued one says why it waits. Raises NotFoundError."""
+        row = self._explain([self._require(trial_id)])[0]
         return TrialDetails(row, self._trials.attempts([trial_id]).get(trial_id, []))
 
     def get_attempt(self, attempt_id: UUID) -> AttemptRow:
@@ -49,10 +52,10 @@ class TrialService:
     def page_of_batch(
         self, batch_id: UUID, wanted: TrialFilter, *, after: UUID | None, limit: int
     ) -> list[TrialRow]:
-        """List trials by job, then index. Raises NotFoundError for the batch."""
+        """List trials by job, then index; queued ones say why they wait. Raises NotFoundError for the batch."""
         if self._batches.find(batch_id) is None:
             raise NotFoundError("batch", batch_id)
-        return self._trials.page_of_batch(batch_id, wanted, after=after, limit=limit)
+        return self._explain(self._trials.page_of_batch(batch_id, wanted, after=after, limit=limit))
 
     def all_of_batch(self, batch_id: UUID) -> list[TrialDetails]:
         """Read all trials with their attempts, for a report."""
@@ -78,6 +81,13 @@ class TrialService:
         if row is None:
             raise NotFoundError("artifact", path)
         return StoredBlob(row.digest, row.size_bytes)
+
+    def _explain(self, rows: list[TrialRow]) -> list[TrialRow]:
+        """Replace the reason of queued trials that no node can take."""
+        if not any(row.state == "queued" for row in rows):
+            return rows
+        nodes = self._nodes.capacities()
+        return [replace(row, state_reason=reason_to_wait(row, nodes) or row.state_reason) for row in rows]
 
     def _require(self, trial_id: UUID) -> TrialRow:
         row = self._trials.find(trial_id)

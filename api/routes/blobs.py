@@ -8,7 +8,7 @@ from api.body import stream_body
 from api.downloads import DOWNLOAD_RESPONSE, download
 from api.openapi_parts import BINARY_REQUEST
 from api.schemas.errors import error_responses
-from api.schemas.fields import BlobDigest
+from api.schemas.fields import HEX_DIGEST_PATTERN, BlobDigest
 from api.schemas.logs import BlobView
 from api.services import ApiServices, Caller, Services
 from api.views import to_blob_view
@@ -45,7 +45,7 @@ async def create_blob(
     content_sha256: Annotated[
         str | None,
         Header(
-            alias="X-Content-SHA256", pattern=r"^[0-9a-f]{64}$", description="The same as `digest`, in hex."
+            alias="X-Content-SHA256", pattern=HEX_DIGEST_PATTERN, description="The same as `digest`, in hex."
         ),
     ] = None,
 ) -> BlobView:

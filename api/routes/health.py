@@ -1,6 +1,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.errors import translate
@@ -70,3 +71,9 @@ def get_version() -> VersionView:
 def metrics(services: Services) -> Response:
     """Give the metrics of this process and of the queue."""
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def get_document(request: Request) -> JSONResponse:
+    """Give the description of the API, which does not describe itself."""
+    return JSONResponse(request.app.openapi())

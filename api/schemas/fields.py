@@ -7,6 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 __all__ = [
+    "HEX_DIGEST_PATTERN",
+    "PATTERN_WORDS",
+    "PRINTABLE_PATTERN",
     "ArgText",
     "ArtifactPath",
     "BlobDigest",
@@ -18,6 +21,7 @@ __all__ = [
     "Labels",
     "OctalMode",
     "ParserName",
+    "RewardKey",
     "StepName",
     "StepRef",
     "TestId",
@@ -36,6 +40,10 @@ MAX_NAME_BYTES = 255
 RESERVED_ROOTS = (
     "/.sbx", "/bin", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr",
 )  # fmt: skip
+
+RESERVED_ENV_NAMES = frozenset({"TRIAL_INDEX", "TRIAL_SEED"})
+RESERVED_ENV_PREFIXES = ("SANDMILL_", "EXECD_")
+"""A job's own value would be overwritten, or change how the daemon in the sandbox works."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -95,14 +103,49 @@ def _check_glob(path: str) -> str:
     return path
 
 
+def _check_not_ours(name: str) -> str:
+    if name in RESERVED_ENV_NAMES or name.startswith(RESERVED_ENV_PREFIXES):
+        message = "is set by Sandmill itself: choose another name"
+        raise ValueError(message)
+    return name
+
+
+_JOB_KEY = r"^[A-Za-z0-9._/@+-]{1,200}$"
+_STEP_NAME = r"^[a-z0-9_-]{1,40}$"
+_PARSER_NAME = r"^[A-Za-z0-9._:-]{1,100}$"
+_IMAGE_REF = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}$"
+_BLOB_DIGEST = r"^sha256:[0-9a-f]{64}$"
+_OCTAL_MODE = r"^0?[0-7]{3}$"
+_REWARD_KEY = r"^[A-Za-z0-9._-]{1,100}$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
+HEX_DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+PRINTABLE_PATTERN = r"^[\x21-\x7e]+$"
+
+PATTERN_WORDS = {
+    _JOB_KEY: "must be 1 to 200 characters of A-Z a-z 0-9 . _ / @ + -",
+    _STEP_NAME: "must be 1 to 40 characters of a-z 0-9 _ -",
+    _PARSER_NAME: "must be 1 to 100 characters of A-Z a-z 0-9 . _ : -",
+    _IMAGE_REF: "must be an image name: a letter or digit, then at most 511 of A-Z a-z 0-9 . _ / : @ -",
+    _BLOB_DIGEST: "must be 'sha256:' and 64 lowercase hex digits",
+    _OCTAL_MODE: "must be permission bits as three octal digits, as in '0644'",
+    _REWARD_KEY: "must be 1 to 100 characters of A-Z a-z 0-9 . _ -",
+    _ENV_NAME: "must be a variable name: a letter or _, then at most 127 letters, digits and _",
+    _LABEL_NAME: "must be a label name: a letter or digit, then at most 62 of A-Z a-z 0-9 . _ / -",
+    HEX_DIGEST_PATTERN: "must be 64 lowercase hex digits",
+    PRINTABLE_PATTERN: "must be printable ASCII without blanks",
+}
+"""What is said about text that does not match: nobody should have to read an expression."""
+
 Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_line)]
-JobKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/@+-]{1,200}$")]
-StepName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")]
+JobKey = Annotated[str, Field(pattern=_JOB_KEY)]
+StepName = Annotated[str, Field(pattern=_STEP_NAME)]
 StepRef = StepName
-ParserName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,100}$")]
-ImageRef = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}$")]
-BlobDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-OctalMode = Annotated[str, Field(pattern=r"^0?[0-7]{3}$", description="Permission bits as an octal string.")]
+ParserName = Annotated[str, Field(pattern=_PARSER_NAME)]
+ImageRef = Annotated[str, Field(pattern=_IMAGE_REF)]
+BlobDigest = Annotated[str, Field(pattern=_BLOB_DIGEST)]
+OctalMode = Annotated[str, Field(pattern=_OCTAL_MODE, description="Permission bits as an octal string.")]
+RewardKey = Annotated[str, Field(pattern=_REWARD_KEY)]
 
 ArgText = Annotated[str, Field(max_length=MAX_VALUE), AfterValidator(_no_nul)]
 FileText = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_no_nul)]
@@ -113,8 +156,8 @@ WorkPath = Annotated[str, Field(max_length=MAX_PATH_BYTES), AfterValidator(_chec
 FilePath = Annotated[WorkPath, AfterValidator(_check_not_reserved), AfterValidator(_check_is_file)]
 ArtifactPath = Annotated[FilePath, AfterValidator(_check_glob)]
 
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+EnvName = Annotated[str, Field(pattern=_ENV_NAME), AfterValidator(_check_not_ours)]
 EnvMap = Annotated[dict[EnvName, ArgText], Field(max_length=256)]
-LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+LabelName = Annotated[str, Field(pattern=_LABEL_NAME)]
 LabelValue = Annotated[str, Field(max_length=255), AfterValidator(_one_line)]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=64)]

@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from api.schemas.base import RequestSchema
@@ -20,6 +20,7 @@ from api.schemas.fields import (
     Labels,
     OctalMode,
     ParserName,
+    RewardKey,
     ScriptText,
     StepName,
     StepRef,
@@ -27,7 +28,7 @@ from api.schemas.fields import (
     WorkPath,
 )
 
-__all__ = ["JobRequest", "JobRequestInBatch", "VerdictRequest"]
+__all__ = ["OFFERED_RUNTIMES", "JobRequest", "JobRequestInBatch", "VerdictRequest"]
 
 MAX_SECONDS = 7 * 86400
 """One week: no step, trial or wait is longer. What never ends hides a mistake in the caller's units."""
@@ -199,7 +200,7 @@ class RewardRequest(RequestSchema):
 
     kind: Literal["reward"] = Field(alias="from")
     path: FilePath
-    key: str = Field(default="reward", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    key: RewardKey = "reward"
     pass_at: float = 1.0
 
 
@@ -270,13 +271,31 @@ def _to_image(value: Any) -> Any:
     return {"ref": value} if isinstance(value, str) else value
 
 
+def _check_runtime(value: Any, info: ValidationInfo) -> Any:
+    """Refuse what is no runtime; of those there are, name the ones that the validation's context says to offer."""
+    if value in _RUNTIMES or value is None:
+        return value
+    offered = (info.context or {}).get("runtimes", OFFERED_RUNTIMES)
+    raise PydanticCustomError("runtime", "must be {names}", {"names": " or ".join(map(repr, offered))})
+
+
+_RUNTIMES = ("local", "docker", "fake")
+OFFERED_RUNTIMES = ("local", "docker")
+"""`fake` runs nothing: it is for tests, and is told only where a server is set up to offer it."""
+
+RuntimeName = Annotated[
+    Literal["local", "docker", "fake"],
+    BeforeValidator(_check_runtime, json_schema_input_type=Literal["local", "docker"]),
+]
+
+
 class JobRequest(RequestSchema):
     """One unit of work: image, inputs, steps, limits and verdict."""
 
     key: JobKey = Field(default="job", description="The client's name for it.")
     kind: Literal["run"] = "run"
     image: Annotated[ImageRequest, BeforeValidator(_to_image, json_schema_input_type=str | ImageRequest)]
-    runtime: Literal["local", "docker", "fake"] | None = Field(
+    runtime: RuntimeName | None = Field(
         default=None, description="Default: the one the installation is set to."
     )
     labels: Labels = Field(default={})

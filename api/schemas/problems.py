@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from api.schemas.fields import PATTERN_WORDS
 from services.problems import Problem
 
-__all__ = ["describe", "to_field", "to_problem"]
+__all__ = ["MAX_FIELD_CHARS", "describe", "to_field", "to_problem"]
 
 MAX_FIELD_CHARS = 200
 
@@ -31,7 +32,28 @@ _WORDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "finite_number": "must be a finite number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "is too large a number",
+    "bool_parsing": "must be true or false",
+    "uuid_parsing": "must be a UUID",
     "union_tag_not_found": "needs the field 'from': exit_code, reward, junit or log",
+    # What Pydantic puts between braces comes from the field itself, so it is ours.
+    "literal_error": "must be {expected}",
+    "union_tag_invalid": "'from' must be one of {expected_tags}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "may have at most {max_length} characters",
+    "too_short": "needs at least {min_length}",
+    "too_long": "may have at most {max_length} entries",
+}
+_ONE_NEEDED = {
+    "argv": "at least one word is needed",
+    "jobs": "at least one job is needed",
+    "pass": "at least one exit code is needed",
+    "steps": "at least one step is needed",
 }
 
 
@@ -54,19 +76,33 @@ def to_field(location: Sequence[str | int]) -> str:
 
 def describe(error: ErrorDetails) -> str:
     """Say in words what is wrong, never repeating the value itself."""
-    kind, location = error["type"], error["loc"]
+    kind = error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
-    if kind == "extra_forbidden" and location[-1] in NOT_YET:
-        return "not supported yet"
     if kind == "value_error":
         return str(context["error"])
-    if kind == "literal_error" and location[-1] in {"kind", "mode"} and "or" not in str(context["expected"]):
-        return f"not supported yet: only {context['expected']}"
-    if kind == "literal_error":
-        return f"must be {context['expected']}"
-    if kind == "union_tag_invalid":
-        return f"'from' must be one of {context['expected_tags']}"
-    return _WORDS.get(kind) or _lower_first(error["msg"])
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    words = _words_of_field(kind, name, context) or _WORDS.get(kind)
+    if words is None:
+        return _lower_first(error["msg"].replace("Input should", "must"))
+    return words.format_map({name: _plain(value) for name, value in context.items()})
+
+
+def _words_of_field(kind: str, name: str, context: Mapping[str, Any]) -> str | None:
+    """Give the words for what depends on the field; None where those of the kind do."""
+    if kind == "extra_forbidden" and name in NOT_YET:
+        return "not supported yet"
+    if kind == "literal_error" and name in {"kind", "mode"} and "or" not in context["expected"]:
+        return "not supported yet: only {expected}"
+    if kind == "string_pattern_mismatch":
+        return PATTERN_WORDS[context["pattern"]]
+    if kind in {"too_short", "string_too_short"} and context["min_length"] == 1:
+        return _ONE_NEEDED.get(name, "must not be empty")
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Write 60.0 as 60."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _lower_first(text: str) -> str:

@@ -119,7 +119,10 @@ class TrialView(ResponseSchema):
     index: int
     seed: int | None = Field(description="What the sample finds as TRIAL_SEED.")
     state: TrialStateName
-    state_reason: str | None
+    state_reason: str | None = Field(
+        description="Why it is in this state. Of a queued trial that cannot start as things are: no_node,"
+        " no_node_offers_runtime or too_large_for_any_node."
+    )
     outcome: OutcomeName | None = Field(description="Set when finished. `error` is no verdict, and no score.")
     failure: FailureView | None
     rewards: dict[str, float] | None

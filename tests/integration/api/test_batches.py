@@ -247,3 +247,22 @@ def test_trials_are_filtered(api):
     assert listed("outcome=cancelled") == [("a", 0)]
     assert listed("job=b") == [("b", 0)]
     assert listed("job=a&state=queued") == [("a", 1)]
+
+
+def test_a_thousand_jobs_are_stored_by_one_request(api):
+    steps = [
+        {"name": "setup", "role": "setup", "run": "true"},
+        {"name": "verify", "role": "verify", "run": "python3 -m unittest -v", "timeout": 60},
+    ]
+    jobs = [
+        make_job(
+            key=f"instance-{number}",
+            steps=steps,
+            inputs=[{"path": "/testbed/patch.diff", "text": "x" * 500, "before": "verify"}],
+            verdict={"from": "log", "parser": "unittest", "fail_to_pass": ["t.T.test_1", "t.T.test_2"]},
+        )
+        for number in range(1000)
+    ]
+    batch = submit(api.client, {"jobs": jobs})
+    assert (batch["jobs"], batch["trials"]["total"]) == (1000, 1000)
+    assert api.count("trials") == 1000

@@ -1,6 +1,7 @@
 """Bad input of every kind: a clear refusal in the one shape, and nothing stored."""
 
 import json
+import re
 import socket
 import time
 from urllib.parse import quote
@@ -56,9 +57,48 @@ def test_bodies_that_cannot_be_read_are_refused(api, path, body, headers, status
 
 @pytest.mark.parametrize("text", ["\ud800", "a\u0000b"], ids=["surrogate", "NUL"])
 def test_text_that_cannot_be_stored_is_refused(api, text):
-    body = json.dumps(make_batch(name=text)).encode()
+    body = json.dumps(make_batch(jobs=[make_job(), make_job(key="b", env={"A": text})])).encode()
     response = api.client.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
-    assert_shape(response, 422)
+    refusal = assert_shape(response, 422)
+    assert refusal["field"] == "jobs[1].env.A"
+    assert [detail["field"] for detail in refusal["details"]] == ["jobs[1].env.A"]
+
+
+def every_path(api) -> list[tuple[str, str]]:
+    values = {"digest": "sha256:" + "0" * 64, "path": "x"}
+    paths = api.app.openapi()["paths"]
+    return [("GET", "/openapi.json")] + [
+        (method.upper(), re.sub(r"{(\w+)}", lambda match: values.get(match[1], str(new_id())), path))
+        for path, methods in paths.items()
+        for method in methods
+    ]
+
+
+def test_unknown_query_parameters_are_refused_on_every_route(api):
+    found = every_path(api)
+    assert len(found) > 20
+    for method, path in found:
+        response = api.client.request(method, f"{path}?limit_=5")
+        assert response.status_code == 422, (method, path)
+        if method != "HEAD":
+            refusal = assert_shape(response, 422)
+            assert (refusal["field"], refusal["code"]) == ("limit_", "invalid_request"), (method, path)
+
+
+def test_a_mistyped_filter_is_told_what_there_is(api):
+    batch = submit(api.client)["id"]
+    refusal = assert_shape(
+        api.client.get(f"/v1/batches/{batch}/trials?outcom=failed&limit=1&limit=2&x=1"), 422
+    )
+    assert [detail["field"] for detail in refusal["details"]] == ["outcom", "limit", "x"]
+    assert "it takes cursor, job, limit, outcome, state" in refusal["message"]
+    assert refusal["details"][1]["message"] == "is given more than once"
+
+
+def test_thousands_of_parameters_are_refused_quickly(api):
+    started = time.monotonic()
+    assert_shape(api.client.get("/v1/batches?" + "limit=1&" * 5_000), 422)
+    assert time.monotonic() - started < 3
 
 
 def test_hostile_names_come_back_in_errors_without_harm(api):

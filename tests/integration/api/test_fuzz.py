@@ -20,6 +20,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 IDS = st.sampled_from([str(new_id()), "sha256:" + "0" * 64])
+DEFAULTS = {name: value for name, value in make_job().items() if name != "key"}
 CODE = re.compile(r"[a-z_]+")
 
 
@@ -27,7 +28,7 @@ CODE = re.compile(r"[a-z_]+")
 def bodies(draw: st.DrawFn) -> bytes:
     """A valid body with junk put in somewhere, or junk."""
     base = draw(
-        st.sampled_from([make_job(), make_batch(), make_batch(defaults=make_job()), {"mode": "force"}, {}])
+        st.sampled_from([make_job(), make_batch(), make_batch(defaults=DEFAULTS), {"mode": "force"}, {}])
     )
     if not draw(st.booleans()):
         return draw(st.binary(max_size=50) | VALUES.map(lambda value: json.dumps(value).encode()))
@@ -63,6 +64,8 @@ def test_no_request_breaks_the_server(api, data):
             headers[name] = data.draw(
                 st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=30)
             )
+    if data.draw(st.booleans()):
+        query[data.draw(TEXTS)] = data.draw(TEXTS)
     body = data.draw(bodies()) if method == "POST" else b""
     response = api.client.request(method, path, params=query, content=body, headers=headers)
 

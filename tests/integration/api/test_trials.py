@@ -85,6 +85,41 @@ def test_a_trial_shows_its_attempt_steps_failure_and_tests(own_api, graded):
     assert own_api.client.get(f"/v1/attempts/{attempt['id']}").json() == attempt
 
 
+def reasons(api: ApiWorld, batch_id: str) -> list[str | None]:
+    """The reasons of a batch's trials, which the list and each by itself must agree on."""
+    items = api.client.get(f"/v1/batches/{batch_id}/trials").json()["items"]
+    alone = [api.client.get(f"/v1/trials/{item['id']}").json()["state_reason"] for item in items]
+    assert [item["state_reason"] for item in items] == alone
+    return alone
+
+
+def test_a_queued_trial_that_cannot_start_says_what_is_missing(own_api):
+    jobs = [
+        make_job(key="fits"),
+        make_job(key="elsewhere", runtime="docker"),
+        make_job(key="large", resources={"cpu": 65}),
+    ]
+    batch = submit(own_api.client, make_batch(jobs=jobs))["id"]
+    assert reasons(own_api, batch) == ["no_node"] * 3
+
+    seat = own_api.world.session(cpu_millicores=64_000)
+    assert reasons(own_api, batch) == [None, "no_node_offers_runtime", "too_large_for_any_node"]
+
+    node = {"id": seat.node_id}
+    own_api.rows("UPDATE nodes SET cordoned_at = now() WHERE id = %(id)s", **node)
+    assert reasons(own_api, batch) == ["no_node"] * 3
+    own_api.rows("UPDATE nodes SET cordoned_at = NULL WHERE id = %(id)s", **node)
+    own_api.rows("UPDATE worker_sessions SET draining = true WHERE node_id = %(id)s", **node)
+    assert reasons(own_api, batch) == ["no_node"] * 3
+
+
+def test_a_reason_that_was_stored_stays_while_a_node_could_take_the_trial(own_api):
+    batch = submit(own_api.client)["id"]
+    own_api.world.session()
+    own_api.rows("UPDATE trials SET state_reason = 'never_started' WHERE tenant_id = %(me)s")
+    assert reasons(own_api, batch) == ["never_started"]
+
+
 def test_the_batch_counts_by_state_and_outcome(own_api, graded):
     counts = own_api.client.get(f"/v1/batches/{graded['batch']}").json()["trials"]
     assert counts == {"total": 2, "by_state": {"finished": 1, "queued": 1}, "by_outcome": {"failed": 1}}

@@ -1,12 +1,17 @@
 import contextlib
 import copy
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.openapi import render
 from api.schemas.convert import to_wire
+from api.schemas.fields import PATTERN_WORDS
 from api.validation import JobChecker, merge_defaults
 from core.errors import InvalidRequestError, PayloadTooLargeError
 from services.jobspec import JobSpec, JunitVerdict, LogVerdict, RewardVerdict
@@ -16,6 +21,9 @@ CHECKER = JobChecker(["unittest", "pytest"])
 DIGEST = "sha256:" + "a" * 64
 
 STEP = {"name": "run", "run": "true"}
+GO = {"name": "go", "run": "true"}
+SETUP = {"name": "setup", "role": "setup", "run": "true"}
+CHECK = {"name": "check", "role": "verify", "run": "true"}
 FULL_JOB: dict[str, Any] = {
     "key": "django__django-1",
     "kind": "run",
@@ -114,87 +122,121 @@ def test_verdict_kinds_round_trip(verdict, kind):
 
 SEVEN_DAYS = 7 * 86400
 BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
-    ({"key": ""}, "key", "match"),
-    ({"key": "a b"}, "key", "match"),
-    ({"key": "x" * 201}, "key", "match"),
-    ({"key": "a\n"}, "key", "match"),
+    ({"key": ""}, "key", "must be"),
+    ({"key": "a b"}, "key", "must be"),
+    ({"key": "x" * 201}, "key", "must be"),
+    ({"key": "a\n"}, "key", "must be"),
     ({"kind": "session"}, "kind", "not supported yet"),
     ({"image": 1}, "image", "name"),
-    ({"image": ""}, "image", "match"),
-    ({"image": "-v"}, "image", "match"),
+    ({"image": ""}, "image", "must be"),
+    ({"image": "-v"}, "image", "must be"),
     ({"image": {"ref": "host", "build": {}}}, "image.build", "not supported yet"),
     ({"runtime": "kubernetes"}, "runtime", "must be"),
-    ({"priority": 101}, "priority", "less"),
+    ({"priority": 101}, "priority", "at most"),
     ({"priority": True}, "priority", "whole number"),
     ({"priority": "1"}, "priority", "whole number"),
     ({"priority": 1.0}, "priority", "whole number"),
     ({"labels": {"a": 1}}, "labels.a", "text"),
-    ({"labels": {"": "x"}}, "labels.", "match"),
+    ({"labels": {"": "x"}}, "labels.", "must be"),
     ({"labels": {"a": "x\ny"}}, "labels.a", "control"),
     ({"labels": {str(n): "" for n in range(65)}}, "labels", "64"),
-    ({"resources": {"cpu": 0}}, "resources.cpu", "greater"),
-    ({"resources": {"cpu": -1}}, "resources.cpu", "greater"),
+    ({"resources": {"cpu": 0}}, "resources.cpu", "at least"),
+    ({"resources": {"cpu": -1}}, "resources.cpu", "at least"),
     ({"resources": {"cpu": "1"}}, "resources.cpu", "number"),
     ({"resources": {"cpu": True}}, "resources.cpu", "number"),
     ({"resources": {"cpu": {"request": 2, "limit": 1}}}, "resources.cpu", "exceed"),
-    ({"resources": {"memory_mb": 1 << 60}}, "resources.memory_mb", "less"),
+    ({"resources": {"memory_mb": 1 << 60}}, "resources.memory_mb", "at most"),
     ({"resources": {"memory_mb": 64.5}}, "resources.memory_mb", "whole"),
-    ({"resources": {"pids": 0}}, "resources.pids", "greater"),
+    ({"resources": {"pids": 0}}, "resources.pids", "at least"),
     ({"resources": {"gpu": 1}}, "resources.gpu", "not supported yet"),
     ({"network": {"mode": "public"}}, "network.mode", "not supported yet"),
     ({"network": {"mode": "none", "allow": []}}, "network.allow", "unknown"),
     ({"workdir": "testbed"}, "workdir", "absolute"),
     ({"workdir": "/a/../b"}, "workdir", "'..'"),
-    ({"env": {"1A": "x"}}, "env.1A", "match"),
-    ({"env": {"A=B": "x"}}, "env.A=B", "match"),
+    ({"env": {"1A": "x"}}, "env.1A", "must be"),
+    ({"env": {"A=B": "x"}}, "env.A=B", "must be"),
     ({"env": {"A": "\0"}}, "env.A", "NUL"),
+    ({"env": {"TRIAL_INDEX": "1"}}, "env.TRIAL_INDEX", "set by Sandmill"),
+    ({"env": {"TRIAL_SEED": "1"}}, "env.TRIAL_SEED", "set by Sandmill"),
+    ({"env": {"SANDMILL_X": "1"}}, "env.SANDMILL_X", "set by Sandmill"),
+    ({"steps": [{"name": "a", "run": "x", "env": {"EXECD_ENVS": ""}}]}, "steps[0].env.EXECD_ENVS", "set by"),
     ({"env": {"A": "x" * 65537}}, "env.A", "65536"),
     ({"inputs": [{"path": "/a"}]}, "inputs[0]", "exactly one"),
     ({"inputs": [{"path": "/a", "text": "", "blob": DIGEST}]}, "inputs[0]", "exactly one"),
-    ({"inputs": [{"path": "/a", "blob": "sha256:xyz"}]}, "inputs[0].blob", "match"),
+    ({"inputs": [{"path": "/a", "blob": "sha256:xyz"}]}, "inputs[0].blob", "must be"),
     ({"inputs": [{"path": "/a", "base64": "a"}]}, "inputs[0].base64", "base64"),
     ({"inputs": [{"path": "/a", "text": "x" * ((1 << 20) + 1)}]}, "inputs[0].text", "1048576"),
-    ({"inputs": [{"path": "/a", "text": "", "mode": "999"}]}, "inputs[0].mode", "match"),
+    ({"inputs": [{"path": "/a", "text": "", "mode": "999"}]}, "inputs[0].mode", "must be"),
     ({"inputs": [{"path": "/a", "text": "", "mode": 644}]}, "inputs[0].mode", "text"),
-    ({"inputs": [{"path": "/a", "text": "", "mode": "4755"}]}, "inputs[0].mode", "match"),
+    ({"inputs": [{"path": "/a", "text": "", "mode": "4755"}]}, "inputs[0].mode", "must be"),
     ({"inputs": [{"path": "/a", "text": "", "before": "nowhere"}]}, "inputs[0].before", "no step"),
     ({"inputs": [{"path": "/a", "text": ""}, {"path": "/a", "text": ""}]}, "inputs[1].path", "another"),
-    ({"steps": []}, "steps", "at least 1"),
+    (
+        {"inputs": [{"path": "/a", "text": "", "before": b} for b in ("run", "go")], "steps": [GO]},
+        "inputs[1].path",
+        "another",
+    ),
+    (
+        {"inputs": [{"path": "/a/b/c", "text": ""}, {"path": "/a", "text": ""}]},
+        "inputs[0].path",
+        "lies below",
+    ),
+    (
+        {"inputs": [{"path": p, "text": "", "before": b} for p, b in (("/a", None), ("/a/b", "run"))]},
+        "inputs[1].path",
+        "lies below",
+    ),
+    ({"inputs": [{"path": "/workspace", "text": ""}]}, "inputs[0].path", "workdir"),
+    ({"inputs": [{"path": "/w", "text": ""}], "workdir": "/w/x"}, "inputs[0].path", "workdir"),
+    ({"steps": []}, "steps", "at least one step is needed"),
     ({"steps": [{"name": "a"}]}, "steps[0]", "exactly one"),
     ({"steps": [{"name": "a", "run": "x", "argv": ["x"]}]}, "steps[0]", "exactly one"),
-    ({"steps": [{"name": "A", "run": "x"}]}, "steps[0].name", "match"),
+    ({"steps": [{"name": "A", "run": "x"}]}, "steps[0].name", "must be"),
     ({"steps": [STEP, STEP]}, "steps[1].name", "another step"),
+    ({"steps": [CHECK, STEP, SETUP]}, "steps[2].role", "cannot come after a verify step"),
     ({"steps": [{"name": "a", "run": "x\0"}]}, "steps[0].run", "NUL"),
-    ({"steps": [{"name": "a", "run": ""}]}, "steps[0].run", "at least 1"),
+    ({"steps": [{"name": "a", "run": ""}]}, "steps[0].run", "must not be empty"),
     ({"steps": [{"name": "a", "run": "x" * ((1 << 20) + 1)}]}, "steps[0].run", "1048576"),
-    ({"steps": [{"name": "a", "argv": []}]}, "steps[0].argv", "at least 1"),
+    ({"steps": [{"name": "a", "argv": []}]}, "steps[0].argv", "at least one word"),
     ({"steps": [{"name": "a", "argv": [""]}]}, "steps[0]", "argv[0]"),
-    ({"steps": [{"name": "a", "run": "x", "timeout": 0}]}, "steps[0].timeout", "greater"),
+    ({"steps": [{"name": "a", "run": "x", "timeout": 0}]}, "steps[0].timeout", "greater than 0"),
     ({"steps": [{"name": "a", "run": "x", "timeout": float("inf")}]}, "steps[0].timeout", "finite"),
     ({"steps": [{"name": "a", "run": "x", "timeout": float("nan")}]}, "steps[0].timeout", "finite"),
-    ({"steps": [{"name": "a", "run": "x", "timeout": SEVEN_DAYS + 1}]}, "steps[0].timeout", "less"),
+    ({"steps": [{"name": "a", "run": "x", "timeout": SEVEN_DAYS + 1}]}, "steps[0].timeout", "at most"),
     ({"steps": [{"name": "a", "run": "x", "timeout": "60"}]}, "steps[0].timeout", "number"),
     ({"steps": [{"name": "a", "run": "x", "role": "eval"}]}, "steps[0].role", "must be"),
     ({"steps": [{"name": "a", "run": "x", "stdin": "/in"}]}, "steps[0].stdin", "not supported yet"),
     ({"steps": [{"name": "a", "patch": {"path": "p.diff"}}]}, "steps[0].patch.path", "absolute"),
-    ({"timeouts": {"grace": -1}}, "timeouts.grace", "greater"),
+    ({"timeouts": {"grace": -1}}, "timeouts.grace", "at least"),
     ({"timeouts": {"total": None}}, "timeouts.total", "number"),
     ({"artifacts": [{"path": "/a/*/b"}]}, "artifacts[0].path", "last part"),
-    ({"artifacts": [{"path": "/a", "max_bytes": 0}]}, "artifacts[0].max_bytes", "greater"),
+    ({"artifacts": [{"path": "/a", "max_bytes": 0}]}, "artifacts[0].max_bytes", "at least"),
     ({"verdict": {}}, "verdict", "from"),
     ({"verdict": {"from": "vibes"}}, "verdict", "from"),
     ({"verdict": {"from": "log"}}, "verdict.parser", "required"),
     ({"verdict": {"from": "log", "parser": "nope"}}, "verdict.parser", "there are: pytest, unittest"),
     ({"verdict": {"from": "log", "parser": "unittest", "step": "x"}}, "verdict.step", "no step"),
+    (
+        {
+            "verdict": {
+                "from": "log",
+                "parser": "unittest",
+                "fail_to_pass": ["a", "b"],
+                "pass_to_pass": ["c", "b"],
+            }
+        },
+        "verdict.pass_to_pass[1]",
+        "fail_to_pass too",
+    ),
     ({"verdict": {"from": "exit_code", "step": "x"}}, "verdict.step", "no step"),
-    ({"verdict": {"from": "exit_code", "pass": [256]}}, "verdict.pass[0]", "less"),
+    ({"verdict": {"from": "exit_code", "pass": [256]}}, "verdict.pass[0]", "at most"),
     ({"verdict": {"from": "reward", "path": "/r", "pass_at": float("nan")}}, "verdict.pass_at", "finite"),
     ({"verdict": {"from": "exit_code", "on_timeout": "fail"}}, "verdict.on_timeout", "not supported yet"),
-    ({"trials": {"count": 0}}, "trials.count", "greater"),
-    ({"trials": {"count": 1001}}, "trials.count", "less"),
-    ({"trials": {"seed": 1 << 63}}, "trials.seed", "less"),
+    ({"trials": {"count": 0}}, "trials.count", "at least"),
+    ({"trials": {"count": 1001}}, "trials.count", "at most"),
+    ({"trials": {"seed": 1 << 63}}, "trials.seed", "at most"),
     ({"trials": {"stop": "never"}}, "trials.stop", "not supported yet"),
-    ({"retry": {"infra": {"max": 11}}}, "retry.infra.max", "less"),
+    ({"retry": {"infra": {"max": 11}}}, "retry.infra.max", "at most"),
     ({"retry": {"infra": {"avoid_node": True}}}, "retry.infra.avoid_node", "not supported yet"),
     ({"secrets": []}, "secrets", "not supported yet"),
     ({"needs": []}, "needs", "not supported yet"),
@@ -209,6 +251,33 @@ def test_a_bad_field_is_named_with_what_is_wrong(change, field, words):
     found = problems({"jobs": [make_job(), make_job(**{"key": "other", **change})]})
     assert [name for name in found if name.startswith(f"jobs[1].{field}")], found
     assert any(words in message for message in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [row[:2] for row in BAD_FIELDS], ids=lambda value: str(value)[:60]
+)
+def test_what_is_wrong_is_said_in_words(change, field):
+    found = problems({"jobs": [make_job(**change)]})
+    messages = [message for name, message in found.items() if name.startswith(f"jobs[0].{field}")]
+    assert messages
+    assert not re.search(
+        r"\^|\$|\[A-Z|validation|[Ii]nput should|string should|pydantic|\.0$", " ".join(messages)
+    )
+
+
+def test_every_expression_has_words_of_its_own():
+    def patterns(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            if isinstance(value.get("pattern"), str):
+                yield value["pattern"]
+            yield from (name for name in value.get("patternProperties", {}))
+            for inner in value.values():
+                yield from patterns(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from patterns(inner)
+
+    assert set(patterns(json.loads(render()))) == set(PATTERN_WORDS)
 
 
 PATHS = [
@@ -273,8 +342,8 @@ def test_everything_wrong_is_told_at_once():
         "project": "x",
     }
     assert problems(body) == {
-        "name": "string should have at least 1 character",
-        "priority": "input should be less than or equal to 100",
+        "name": "must not be empty",
+        "priority": "must be at most 100",
         "matrix": "not supported yet",
         "project": "unknown field",
     }
@@ -306,6 +375,49 @@ def test_what_a_job_misses_is_told_at_the_job():
         "jobs[0].steps",
         "jobs[1].key",
     ]
+
+
+def test_a_mistake_in_a_plain_amount_is_told_once():
+    with pytest.raises(InvalidFieldsError) as caught:
+        CHECKER.check_job(make_job(resources={"cpu": -1}))
+    assert caught.value.message == "resources.cpu: must be at least 0.01"
+    assert len(caught.value.problems) == 1
+
+
+def test_a_key_in_the_defaults_is_refused():
+    body = {"defaults": make_job(), "jobs": [{"key": "a"}, {"key": "b"}]}
+    assert problems(body) == {"defaults.key": "a key belongs to one job: give each its own"}
+
+
+def test_the_test_runtime_is_named_only_where_it_is_offered():
+    body = {"jobs": [make_job(runtime="podman")]}
+    assert problems(body) == {"jobs[0].runtime": "must be 'local' or 'docker'"}
+    with pytest.raises(InvalidFieldsError, match="must be 'local' or 'docker' or 'fake'"):
+        JobChecker([], ["local", "fake"]).check_batch(body)
+    assert check(make_job(runtime="fake")).runtime == "fake"
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [{"path": "/a", "text": ""}, {"path": "/a", "text": "", "before": "run"}],
+        [{"path": "/a", "text": ""}, {"path": "/ab", "text": ""}, {"path": "/a-b/c", "text": ""}],
+        [{"path": "/workspace/a", "text": ""}, {"path": "/work", "text": ""}],
+    ],
+    ids=["replaced later", "same beginning", "beside and below workdir"],
+)
+def test_inputs_that_only_look_alike_are_accepted(inputs):
+    assert len(check(make_job(inputs=inputs)).inputs) == len(inputs)
+
+
+def test_steps_may_verify_and_run_in_any_order_after_setting_up():
+    steps = [SETUP, STEP, CHECK, GO]
+    assert [step.name for step in check(make_job(steps=steps)).steps] == ["setup", "run", "check", "go"]
+
+
+def test_reserved_names_are_told_by_whole_names():
+    env = {"MY_TRIAL_INDEX": "", "TRIAL_INDEXES": "", "SANDMILL": "", "EXECDX": ""}
+    assert check(make_job(env=env)).env == env
 
 
 def test_equal_keys_are_refused():

@@ -1,0 +1,193 @@
+"""What answers look like: one example per kind of answer, put into the OpenAPI document wherever it is given.
+
+`tests/unit/api/test_openapi_examples.py` reads each with the class that writes the real ones.
+"""
+
+from typing import Any, Final
+
+__all__ = ["EXAMPLES", "TEXT_EXAMPLES", "add_response_examples"]
+
+_BATCH = "01a22df2-35d4-7fc7-889d-d5987cdb0c9f"
+_JOB = "01a22df2-35d5-7744-b92f-7dcb04bd22e9"
+_TRIAL = "01a22df2-35d5-765c-a605-5c5639c39936"
+_ATTEMPT = "01a22df2-35fa-76bf-86ba-5df6c58280b3"
+_DIGEST = "sha256:e6cf0c02a9f612bf2690cdff73a2b483a3fd9cf8b296c7ff796be5a8d4e5c786"
+_SUBMITTED = "2026-11-30T19:32:57.944606Z"
+_STARTED = "2026-11-30T19:32:58.439655Z"
+_FINISHED = "2026-11-30T19:32:58.526791Z"
+
+_COUNTS: Final = {"total": 2, "by_state": {"finished": 2}, "by_outcome": {"passed": 1, "failed": 1}}
+_FAILURE: Final = {
+    "class": "task",
+    "code": "nonzero_exit",
+    "message": "step run ended with exit code 3",
+    "step": "run",
+    "exit_code": 3,
+    "signal": None,
+    "oom": False,
+    "timed_out": False,
+    "retryable": False,
+}
+_BATCH_VIEW: Final = {
+    "id": _BATCH,
+    "name": "nightly",
+    "labels": {"model": "m1"},
+    "priority": 0,
+    "state": "finished",
+    "implicit": False,
+    "jobs": 1,
+    "trials": _COUNTS,
+    "cancel_requested": False,
+    "created_at": _SUBMITTED,
+    "finished_at": _FINISHED,
+}
+_JOB_VIEW: Final = {
+    "id": _JOB,
+    "batch_id": _BATCH,
+    "key": "hello",
+    "kind": "run",
+    "digest": _DIGEST,
+    "labels": {},
+    "trials": _COUNTS,
+    "created_at": _SUBMITTED,
+}
+_TRIAL_VIEW: Final = {
+    "id": _TRIAL,
+    "batch_id": _BATCH,
+    "job_id": _JOB,
+    "job_key": "hello",
+    "index": 0,
+    "seed": None,
+    "state": "finished",
+    "state_reason": "nonzero_exit",
+    "outcome": "failed",
+    "failure": _FAILURE,
+    "rewards": {"reward": 0.0},
+    "priority": 0,
+    "runtime": "local",
+    "cancel_requested": False,
+    "attempts_used": 1,
+    "infra_losses": 0,
+    "task_retries": 0,
+    "created_at": _SUBMITTED,
+    "started_at": _STARTED,
+    "finished_at": _FINISHED,
+}
+_ATTEMPT_VIEW: Final = {
+    "id": _ATTEMPT,
+    "trial_id": _TRIAL,
+    "number": 1,
+    "state": "finished",
+    "phase": None,
+    "node": "node-1",
+    "outcome": "failed",
+    "failure": _FAILURE,
+    "steps": [
+        {
+            "name": "run",
+            "role": "run",
+            "exit_code": 3,
+            "signal": None,
+            "timed_out": False,
+            "oom": False,
+            "duration_ms": 66,
+            "error": None,
+            "patch_rejected": False,
+        }
+    ],
+    "tests": {"counts": {}, "fail_to_pass": None, "pass_to_pass": None},
+    "usage": {"wall_seconds": 0.276, "cpu_seconds": 0.106, "memory_peak_bytes": 17428480, "log_bytes": 147},
+    "log": {"bytes": 147, "truncated_bytes": 0, "closed": True},
+    "created_at": _SUBMITTED,
+    "claimed_at": _SUBMITTED,
+    "started_at": _STARTED,
+    "finished_at": _FINISHED,
+}
+_CHUNK: Final = {
+    "seq": 0,
+    "t": _STARTED,
+    "stream": "stdout",
+    "step": "run",
+    "b64": "NDIK",
+    "text": "42\n",
+}
+
+
+def _page(item: dict[str, Any]) -> dict[str, Any]:
+    return {"items": [item], "next_cursor": None}
+
+
+EXAMPLES: Final[dict[str, Any]] = {
+    "AttemptView": _ATTEMPT_VIEW,
+    "BatchView": _BATCH_VIEW,
+    "BlobView": {"digest": _DIGEST, "size_bytes": 147},
+    "CancelView": {"cancelled": 1, "cancelling": 1},
+    "ErrorView": {
+        "code": "invalid_request",
+        "message": "jobs[0].steps[0].timeout: must be more than 0",
+        "field": "jobs[0].steps[0].timeout",
+        "request_id": "5f0c6f0e6f0a4a0f8f4f0c6f0e6f0a4a",
+        "details": [{"field": "jobs[0].steps[0].timeout", "message": "must be more than 0"}],
+    },
+    "HealthView": {"status": "ok"},
+    "JobDetail": {
+        **_JOB_VIEW,
+        "spec": {"key": "hello", "image": {"ref": "host"}, "steps": [{"name": "run", "run": "exit 3"}]},
+    },
+    "LogPageView": {**_page(_CHUNK), "closed": True, "truncated_bytes": 0},
+    "Page_ArtifactView_": _page(
+        {
+            "path": "/logs/out.txt",
+            "digest": _DIGEST,
+            "size_bytes": 147,
+            "created_at": _FINISHED,
+        }
+    ),
+    "Page_BatchView_": _page(_BATCH_VIEW),
+    "Page_JobView_": _page(_JOB_VIEW),
+    "Page_TrialView_": _page(_TRIAL_VIEW),
+    "TrialDetailView": {**_TRIAL_VIEW, "attempts": [_ATTEMPT_VIEW]},
+    "VersionView": {"name": "sandmill", "version": "0.1.0"},
+}
+"""By the name of the schema."""
+
+TEXT_EXAMPLES: Final[dict[tuple[str, str], Any]] = {
+    ("/metrics", "text/plain"): 'sandmill_trials_finished_total{outcome="passed"} 1\n',
+    ("/v1/attempts/{attempt_id}/logs", "text/plain"): "42\n",
+    ("/v1/batches/{batch_id}/report", "application/json"): {
+        "batch_id": _BATCH,
+        "complete": True,
+        "trials": 2,
+        "trials_by_outcome": {"passed": 1, "failed": 1},
+    },
+    ("/v1/batches/{batch_id}/report", "application/jsonl"): (
+        f'{{"job_key": "hello", "index": 0, "outcome": "failed", "trial_id": "{_TRIAL}"}}\n'
+    ),
+    ("/v1/batches/{batch_id}/report", "application/xml"): (
+        '<testsuites><testsuite name="nightly" tests="1"><testcase name="hello[0]"/></testsuite></testsuites>'
+    ),
+    ("/v1/blobs", "application/octet-stream"): "any bytes",
+    ("/v1/blobs/{digest}", "application/octet-stream"): "any bytes",
+    ("/v1/trials/{trial_id}/artifacts/{path}", "application/octet-stream"): "any bytes",
+}
+"""By path and media type, for bodies that have no schema of their own."""
+
+
+def add_response_examples(document: dict[str, Any]) -> None:
+    """Give every body of every answer an example, and the bodies of requests that have none."""
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            bodies = [response.get("content", {}) for response in operation["responses"].values()]
+            bodies.append(operation.get("requestBody", {}).get("content", {}))
+            for content in bodies:
+                for media_type, body in content.items():
+                    _add(path, media_type, body)
+
+
+def _add(path: str, media_type: str, body: dict[str, Any]) -> None:
+    if "example" in body or "examples" in body:
+        return
+    name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    example = EXAMPLES.get(name, TEXT_EXAMPLES.get((path, media_type)))
+    if example is not None:
+        body["example"] = example

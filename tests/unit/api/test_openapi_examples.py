@@ -1,0 +1,53 @@
+"""The examples of the OpenAPI document are read with the classes that write the real answers."""
+
+import json
+
+import pytest
+from pydantic import TypeAdapter
+
+from api.openapi_examples import EXAMPLES
+from api.routes.health import HealthView, VersionView
+from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
+from api.schemas.errors import ErrorView
+from api.schemas.logs import BlobView, LogPageView
+from api.schemas.pages import Page
+from api.schemas.trials import ArtifactView, AttemptView, TrialDetailView, TrialView
+from tests.support.launching import REPOSITORY
+
+MODELS = {
+    "AttemptView": AttemptView,
+    "BatchView": BatchView,
+    "BlobView": BlobView,
+    "CancelView": CancelView,
+    "ErrorView": ErrorView,
+    "HealthView": HealthView,
+    "JobDetail": JobDetail,
+    "LogPageView": LogPageView,
+    "Page_ArtifactView_": Page[ArtifactView],
+    "Page_BatchView_": Page[BatchView],
+    "Page_JobView_": Page[JobView],
+    "Page_TrialView_": Page[TrialView],
+    "TrialDetailView": TrialDetailView,
+    "VersionView": VersionView,
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_example_is_a_real_answer(name: str) -> None:
+    adapter = TypeAdapter(MODELS[name])
+    value = adapter.validate_json(json.dumps(EXAMPLES[name]))
+    written = json.loads(adapter.dump_json(value, by_alias=True))
+    assert written == EXAMPLES[name]
+
+
+def test_every_body_of_every_operation_has_an_example() -> None:
+    document = json.loads((REPOSITORY / "specs/openapi.json").read_text())
+    missing = [
+        (method, path, media_type)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        for holder in (*operation["responses"].values(), operation.get("requestBody", {}))
+        for media_type, body in holder.get("content", {}).items()
+        if not body.keys() & {"example", "examples"} and body.get("schema")
+    ]
+    assert missing == []
