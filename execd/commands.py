@@ -13,7 +13,16 @@ from execd.accounts import Accounts
 from execd.envs import CommandEnvironment
 from execd.errors import NotRunningError, OverloadedError
 from execd.launch import Launched, launch
-from execd.processes import Origin, belonging_to, descendants_of, kill_until_gone, list_processes, send_signal
+from execd.processes import (
+    Origin,
+    ProcessTable,
+    adopted_by,
+    belonging_to,
+    descendants_of,
+    kill_until_gone,
+    list_processes,
+    send_signal,
+)
 from execd.reaper import Reaper
 from execd.requests import CommandRequest
 from execd.stdin import StdinFeeder
@@ -50,17 +59,21 @@ def new_execution_id() -> str:
 class Execution:
     """One started command and everything that descends from it.
 
+    kills_leftovers: what the main process leaves running is killed when it ends.
     exited: set when the main process ended, or when not even SIGKILL could end it (status is None then).
     """
 
-    def __init__(self, execution_id: str, launched: Launched, table: "ExecutionTable") -> None:
-        self.id = execution_id
+    def __init__(
+        self, origin: Origin, launched: Launched, table: "ExecutionTable", *, kills_leftovers: bool
+    ) -> None:
+        self.id = origin.execution_id
         self.outputs = launched.outputs
-        self.origin = Origin(launched.pid, launched.start_ticks, execution_id)
+        self.origin = origin
         self.status: int | None = None
         self.ended_by: EndReason | None = None
         self.exited = asyncio.Event()
         self.started_at = time.monotonic()
+        self._kills_leftovers = kills_leftovers
         self._launched = launched
         self._table = table
         self._kill: asyncio.Task[None] | None = None
@@ -113,6 +126,9 @@ class Execution:
         """Take the wait status of the main process."""
         self.status = status
         self._launched.popen.returncode = os.waitstatus_to_exitcode(status)
+        # A kill under way ends them as well.
+        if self._kills_leftovers and (self._kill is None or self._kill.done()):
+            self._kill = self._table.spawn(self._end_leftovers())
         self.exited.set()
 
     async def _end_family(self, grace_seconds: float) -> None:
@@ -121,7 +137,7 @@ class Execution:
             self._signal_group(SIGCONT)  # a stopped process hears nothing before
             deadline = time.monotonic() + grace_seconds
             while time.monotonic() < deadline:
-                if not self._family():
+                if not self._family(list_processes()):
                     break
                 await asyncio.sleep(_GRACE_POLL_SECONDS)
         self._signal_group(SIGKILL)
@@ -133,10 +149,12 @@ class Execution:
             log.warning("command_survives_kill id=%s pid=%d", self.id, self.origin.pid)
             self.exited.set()
 
-    def _family(self) -> set[int]:
-        return belonging_to(
-            self.origin, self._table.origins_besides(self), list_processes(), adopter=os.getpid()
-        )
+    async def _end_leftovers(self) -> None:
+        if not await kill_until_gone(self._family):
+            log.warning("leftovers_survive_kill id=%s", self.id)
+
+    def _family(self, table: ProcessTable) -> set[int]:
+        return belonging_to(self.origin, self._table.origins_besides(self), table, adopter=os.getpid())
 
     def _signal_group(self, number: Signals) -> None:
         if self.status is not None:
@@ -146,7 +164,7 @@ class Execution:
         except ProcessLookupError:
             return
         except PermissionError:
-            send_signal(self._family(), number)
+            send_signal(self._family(list_processes()), number)
 
 
 class ExecutionTable:
@@ -167,8 +185,10 @@ class ExecutionTable:
         if len(self._running) >= self._max_running:
             raise OverloadedError(f"{self._max_running} commands are running already")
         env = self._environment.compose(request.envs, execution_id=execution_id)
+        predecessors = adopted_by(os.getpid())
         launched = launch(request, env, self._accounts)
-        execution = Execution(execution_id, launched, self)
+        origin = Origin(launched.pid, launched.start_ticks, execution_id, predecessors)
+        execution = Execution(origin, launched, self, kills_leftovers=request.kill_leftovers)
         self._running[execution_id] = execution
         self._reaper.watch(launched.pid, execution.on_exit)
         if launched.stdin_fd is not None:
@@ -210,7 +230,7 @@ class ExecutionTable:
         """End every command and every process that descends from execd."""
         for execution in self._running.values():
             execution.kill(EndReason.KILLED_BY_CLIENT)
-        await kill_until_gone(lambda: descendants_of(os.getpid(), list_processes()))
+        await kill_until_gone(lambda table: descendants_of(os.getpid(), table))
 
     def origins_besides(self, execution: Execution) -> list[Origin]:
         """Give the origins of the other running commands."""

@@ -31,7 +31,10 @@ _OWN_DESCRIPTORS = 64
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen."""
+    """Run until SIGTERM or SIGINT; sealed, until SIGKILL.
+
+    Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen.
+    """
     environment = initial_environment()
     try:
         options = parse_options(arguments, environment)
@@ -65,6 +68,11 @@ def _prepare_process(options: Options) -> None:
     for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
+    if options.is_sealed:
+        # Python's handler. Signals left at their default never reach process 1 from inside its own namespace.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if os.getpid() != 1:
+            log.warning("sealed_but_not_process_1")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     kernel.close_other_descriptors(keep=set() if options.listen_fd is None else {options.listen_fd})
     for number, value in options.rlimits.items():
@@ -94,7 +102,7 @@ def _open_listener(options: Options) -> socket.socket:
 async def _serve(options: Options, environment: Mapping[str, str], listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in () if options.is_sealed else (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reaper = Reaper()
     reaper.start()
@@ -102,7 +110,8 @@ async def _serve(options: Options, environment: Mapping[str, str], listener: soc
     descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) - _OWN_DESCRIPTORS
     limits = Limits(connections=max(8, min(256, descriptors // 6)))
     accounts = Accounts()
-    table = ExecutionTable(CommandEnvironment(environment), accounts, reaper, max_running=limits.connections)
+    env = CommandEnvironment(environment, reads_file=not options.is_sealed)
+    table = ExecutionTable(env, accounts, reaper, max_running=limits.connections)
     commands = CommandRoutes(table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1")
     server = Server(Routes(commands, FileRoutes(accounts), access_token=options.access_token).handle, limits)
     await server.start(listener)

@@ -24,6 +24,9 @@ MAX_ENV_FILE_BYTES: Final = 1024 * 1024
 EXECUTION_ID_NAME: Final = "SANDMILL_EXECUTION_ID"
 """Set in every command; it tells whose a process is after its parents are gone."""
 
+OWN_PREFIX: Final = "EXECD_"
+"""Settings of the daemon. Commands see EXECD_ENVS of them, and that only where the file is read."""
+
 ORIGINAL_PREFIX: Final = "SANDMILL_ORIG_"
 """SANDMILL_ORIG_LD_PRELOAD=x in execd's environment is LD_PRELOAD=x for commands and nothing for execd."""
 
@@ -35,27 +38,30 @@ _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "$": "
 class CommandEnvironment:
     """Composes the environment of each command."""
 
-    def __init__(self, own: Mapping[str, str]) -> None:
-        """own: the environment execd was started with."""
+    def __init__(self, own: Mapping[str, str], *, reads_file: bool = True) -> None:
+        """own: the environment execd was started with. reads_file: whether the file that EXECD_ENVS names counts."""
         self._base = _without_own_names(own)
-        self.env_file = own.get("EXECD_ENVS") or DEFAULT_ENV_FILE
-        self._base["EXECD_ENVS"] = self.env_file
+        self.env_file = (own.get("EXECD_ENVS") or DEFAULT_ENV_FILE) if reads_file else None
+        if self.env_file is not None:
+            self._base["EXECD_ENVS"] = self.env_file
         self._base.setdefault("PATH", DEFAULT_PATH)
 
     def compose(self, requested: Mapping[str, str], *, execution_id: str) -> dict[str, str]:
         """Give the environment for one command; the file is read anew each time."""
         env = dict(self._base)
-        text = read_small_file(self.env_file, max_bytes=MAX_ENV_FILE_BYTES)
-        if text is not None:
-            env.update(parse_env_file(text.decode("utf-8", "surrogateescape"), env))
+        if self.env_file is not None:
+            text = read_small_file(self.env_file, max_bytes=MAX_ENV_FILE_BYTES)
+            if text is not None:
+                entries = parse_env_file(text.decode("utf-8", "surrogateescape"), env)
+                env.update({name: value for name, value in entries.items() if not is_reserved_name(name)})
         env.update(requested)
         env[EXECUTION_ID_NAME] = execution_id
         return env
 
 
 def is_reserved_name(name: str) -> bool:
-    """Say whether only execd may set this variable."""
-    return name == EXECUTION_ID_NAME or name.startswith(ORIGINAL_PREFIX)
+    """Say whether only execd, or who starts it, may set this variable."""
+    return name == EXECUTION_ID_NAME or name.startswith((OWN_PREFIX, ORIGINAL_PREFIX))
 
 
 def parse_env_file(text: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -112,7 +118,7 @@ def _without_own_names(own: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in own.items()
-        if not name.startswith(("EXECD_", ORIGINAL_PREFIX)) and not (name.startswith("LD_") and not value)
+        if not is_reserved_name(name) and not (name.startswith("LD_") and not value)
     }
     return kept | originals
 

@@ -19,6 +19,8 @@ usage: execd [options]
   --access-token TOKEN               demand it in X-EXECD-ACCESS-TOKEN; better given as EXECD_ACCESS_TOKEN
   --rlimit NAME=VALUE                hard and soft limit for execd and all commands, e.g. nofile=1024; repeatable;
                                      VALUE is a number or "unlimited"
+  --sealed                           nothing inside steers execd: commands take no variables from the file that
+                                     EXECD_ENVS names, and process 1 ends by SIGKILL from outside only
   --graceful-shutdown-timeout TIME   for running requests after SIGTERM: 500ms, 1s, 2 (default 1s)
   --log-level LEVEL                  debug, info, warning, error, or 0 (silent) to 7 (debug) (default warning)
   --help
@@ -47,6 +49,7 @@ class Options:
     rlimits: dict[int, int] = field(default_factory=dict)
     grace_seconds: float = 1.0
     log_level: int = logging.WARNING
+    is_sealed: bool = False
     is_help: bool = False
 
 
@@ -62,6 +65,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> O
         name, has_value, value = rest.pop(0).partition("=")
         if name in ("-h", "--help"):
             options.is_help = True
+            continue
+        if name == "--sealed" and not has_value:
+            options.is_sealed = True
             continue
         if name not in _FLAGS:
             raise OptionsError(f"unknown option {name}")

@@ -1,16 +1,19 @@
 """Which processes belong to a command, and the killing of all of them.
 
 execd adopts orphans (it is pid 1 or a subreaper), so a command's process that left its session and lost its
-parents is a child of execd. It is told from other commands' orphans by the id in its environment.
+parents is a child of execd. It is told from other commands' orphans by the id in its environment, as far as that can
+be believed.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from execd.envs import EXECUTION_ID_NAME
@@ -18,6 +21,8 @@ from execd.envs import EXECUTION_ID_NAME
 __all__ = [
     "Origin",
     "ProcessInfo",
+    "ProcessTable",
+    "adopted_by",
     "belonging_to",
     "descendants_of",
     "kill_until_gone",
@@ -32,7 +37,11 @@ KILL_DEADLINE_SECONDS: Final = 5.0
 
 _FREEZE_AFTER_PASSES: Final = 3
 _MAX_FREEZE_PASSES: Final = 50
+_EMPTY_PASSES: Final = 2
 _DEAD_STATES: Final = (b"Z", b"X", b"x")
+
+ProcessTable = Mapping[int, "ProcessInfo"]
+"""Processes by pid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +57,16 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The main process of a command; its pid is also its session and process group."""
+    """The main process of a command; its pid is also its session and process group.
+
+    predecessors: (pid, start_ticks) of execd's children when it was started. A clock tick is long: a daemon of an
+    earlier command may have started in the same one.
+    """
 
     pid: int
     start_ticks: int
     execution_id: str
+    predecessors: frozenset[tuple[int, int]] = frozenset()
 
 
 def process_start(pid: int) -> int:
@@ -63,25 +77,32 @@ def process_start(pid: int) -> int:
 
 def list_processes() -> dict[int, ProcessInfo]:
     """All processes that are visible and not dead, by pid. Empty without /proc."""
+    return _scan(adopter=0)[0]
+
+
+def adopted_by(pid: int) -> frozenset[tuple[int, int]]:
+    """Children of a process, with the start of each in clock ticks since boot."""
     try:
-        names = os.listdir("/proc")
-    except OSError:
-        return {}
-    found = (_read_stat(int(name)) for name in names if name.isdecimal())
-    return {info.pid: info for info in found if info}
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            numbers = [int(number) for number in file.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        numbers = [info.pid for info in list_processes().values() if info.ppid == pid]
+    return frozenset((number, process_start(number)) for number in numbers)
 
 
 def belonging_to(
-    origin: Origin, others: Collection[Origin], table: Mapping[int, ProcessInfo], *, adopter: int
+    origin: Origin, others: Collection[Origin], table: ProcessTable, *, adopter: int
 ) -> set[int]:
     """Pids in `table` that descend from the command. others: all other running commands. adopter: pid of execd.
 
-    An orphan that has wiped its environment belongs to every command that ran when it started: a kill is
-    thorough rather than fair to those who hide.
+    An orphan belongs to every command that ran when it started, unless its environment names another that still
+    runs and is no younger than it: whoever wipes or forges the name does not escape by it. A kill is thorough rather
+    than fair to those who hide.
     """
     if adopter <= 0:
         raise ValueError("the adopter is execd itself")
     foreign = {other.pid for other in others}
+    foreign_starts = {other.execution_id: other.start_ticks for other in others}
 
     def is_root(info: ProcessInfo) -> bool:
         if info.start_ticks < origin.start_ticks or info.pid in foreign:
@@ -90,20 +111,21 @@ def belonging_to(
             return True
         if info.ppid != adopter or info.sid in foreign:
             return False
-        return _execution_id_of(info.pid) in (origin.execution_id, None)
+        if (info.pid, info.start_ticks) in origin.predecessors:
+            return False
+        named = foreign_starts.get(_execution_id_of(info.pid) or "")
+        return named is None or info.start_ticks < named
 
     roots = [info.pid for info in table.values() if is_root(info)]
     return _with_descendants(roots, table, excluded={*foreign, adopter})
 
 
-def descendants_of(pid: int, table: Mapping[int, ProcessInfo]) -> set[int]:
+def descendants_of(pid: int, table: ProcessTable) -> set[int]:
     """Pids in `table` that descend from pid by parentage alone; without pid itself."""
     return _with_descendants([info.pid for info in table.values() if info.ppid == pid], table, excluded={pid})
 
 
-def _with_descendants(
-    roots: Sequence[int], table: Mapping[int, ProcessInfo], *, excluded: Collection[int]
-) -> set[int]:
+def _with_descendants(roots: Sequence[int], table: ProcessTable, *, excluded: Collection[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for info in table.values():
         children.setdefault(info.ppid, []).append(info.pid)
@@ -117,24 +139,31 @@ def _with_descendants(
     return found
 
 
-async def kill_until_gone(find: Callable[[], set[int]]) -> bool:
-    """SIGKILL what `find` gives until it gives nothing; False if something was left at the deadline.
+async def kill_until_gone(find: Callable[[ProcessTable], set[int]]) -> bool:
+    """SIGKILL what `find` picks from the table until it picks nothing; False if something was left at the deadline.
 
-    A family that forks faster than it is killed is frozen first: stopped processes keep their places in the
-    process limit, so that its forks begin to fail.
+    A family that forks faster than it is killed, or hands itself on from child to child so that no listing shows it
+    alive, is brought to a standstill first.
     """
     deadline = time.monotonic() + KILL_DEADLINE_SECONDS
+    is_init = os.getpid() == 1
     pause = 0.001
-    for attempt in _count():
-        victims = find()
-        if not victims:
+    for attempt in count():
+        table, is_conclusive = _scan(adopter=os.getpid())
+        victims = find(table)
+        # On a host of its own making processes come and go all the time; only in a sandbox it means something.
+        if not victims and (is_conclusive or not is_init):
             return True
         if time.monotonic() > deadline:
             log.error("processes_survive_kill count=%d", len(victims))
             return False
-        if attempt >= _FREEZE_AFTER_PASSES:
-            victims = _freeze(find)
-        send_signal(victims, signal.SIGKILL)
+        if attempt < _FREEZE_AFTER_PASSES:
+            send_signal(victims, signal.SIGKILL)
+        elif is_init:
+            if _kill_at_standstill(find):
+                return True
+        else:
+            send_signal(_freeze(find), signal.SIGKILL)
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)
     raise AssertionError("unreachable")
@@ -154,17 +183,39 @@ def send_signal(pids: Collection[int], number: signal.Signals) -> None:
             log.warning("signal_not_permitted pid=%d signal=%d", pid, number)
 
 
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
+def _kill_at_standstill(find: Callable[[ProcessTable], set[int]]) -> bool:
+    """Stop every process of the sandbox in one step that no fork slips through, kill the victims, let the rest go on.
+
+    Gives whether none is left. For process 1 only: to anyone else this would be every process of the user.
+    """
+    if os.getpid() != 1:
+        raise RuntimeError("only process 1 may stop all others")
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # all of them run as other users
+        return False
+    # Twice: one that was ending already may have left its child to us while we read.
+    empty_passes = 0
+    try:
+        for _ in range(_MAX_FREEZE_PASSES):
+            victims = find(list_processes())
+            send_signal(victims, signal.SIGKILL)
+            empty_passes = 0 if victims else empty_passes + 1
+            if empty_passes == _EMPTY_PASSES:
+                break
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGCONT)
+    return empty_passes == _EMPTY_PASSES
 
 
-def _freeze(find: Callable[[], set[int]]) -> set[int]:
+def _freeze(find: Callable[[ProcessTable], set[int]]) -> set[int]:
+    """Stop what is found until nothing new is; stopped processes keep their places in the process limit."""
     stopped: set[int] = set()
     for _ in range(_MAX_FREEZE_PASSES):
-        fresh = find() - stopped
+        fresh = find(list_processes()) - stopped
         if not fresh:
             break
         send_signal(fresh, signal.SIGSTOP)
@@ -172,20 +223,46 @@ def _freeze(find: Callable[[], set[int]]) -> set[int]:
     return stopped
 
 
+def _scan(*, adopter: int) -> tuple[dict[int, ProcessInfo], bool]:
+    """List the living, and say whether none but those can be there.
+
+    Not so if one was gone before it could be read, or waits dead for its adopter: it may have left a child that the
+    listing had passed by.
+    """
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return {}, True
+    table: dict[int, ProcessInfo] = {}
+    is_conclusive = True
+    for pid in [int(name) for name in names if name.isdecimal()]:
+        info, is_dead = _look_at(pid)
+        if info is None or (is_dead and info.ppid == adopter):
+            is_conclusive = False
+        elif not is_dead:
+            table[pid] = info
+    return table, is_conclusive
+
+
 def _read_stat(pid: int) -> ProcessInfo | None:
+    info, is_dead = _look_at(pid)
+    return None if is_dead else info
+
+
+def _look_at(pid: int) -> tuple[ProcessInfo | None, bool]:
+    """Give what the kernel says of a process, and whether it has ended and only waits for its parent to notice."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
-        return None
+        return None, True
     # The name is in parentheses and may hold anything, parentheses included.
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 20:
-        return None
+        return None, True
     # A main thread that ended alone looks like a zombie while other threads go on: count them.
-    if fields[0] in _DEAD_STATES and int(fields[17]) <= 1:
-        return None
-    return ProcessInfo(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    is_dead = fields[0] in _DEAD_STATES and int(fields[17]) <= 1
+    return ProcessInfo(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])), is_dead
 
 
 def _execution_id_of(pid: int) -> str | None:

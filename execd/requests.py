@@ -29,6 +29,7 @@ class CommandRequest:
     gid: int | None = None
     background: bool = False
     merge_stderr: bool = False
+    kill_leftovers: bool = False
     stdin: str | None = None
 
 
@@ -150,6 +151,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "gid": ("gid", _integer(0, _MAX_ID)),
     "background": ("background", _flag),
     "merge_stderr": ("merge_stderr", _flag),
+    "kill_leftovers": ("kill_leftovers", _flag),
     "stdin": ("stdin", _text),
 }
 """Wire name -> attribute and check. JSON null means absent for every field."""

@@ -68,7 +68,9 @@ class ResourceLimits:
 class SandboxSpec:
     """What to start. name: `sm-...`, see SANDBOX_NAME. workdir: absolute, made if missing; None: image default.
 
-    env is added to the image's environment. labels: found again by `Runtime.list`.
+    env is added to the image's environment. labels: found again by `Runtime.list`. is_sealed: nothing in the sandbox
+    steers execd; without it commands also take variables from a file that code inside can write (EXECD_ENVS), and a
+    signal from inside can end execd: never where results are judged.
     """
 
     name: str
@@ -77,6 +79,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    is_sealed: bool = True
 
     def __post_init__(self) -> None:
         """Refuse names that could be read as options or paths by the tools below."""
@@ -109,6 +112,7 @@ class Command:
     """Exactly one of shell (text for `bash -c`, else `sh -c`) and argv. timeout_seconds None: no own limit.
 
     merge_streams: stdout and stderr are one pipe, so their order is exact; all comes as stdout.
+    kill_leftovers: nothing it started outlives it; the result comes when all of it is dead.
     """
 
     shell: str | None = None
@@ -117,6 +121,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float | None = None
     merge_streams: bool = False
+    kill_leftovers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,10 @@ class Runtime(ABC):
     @abstractmethod
     def check(self) -> None:
         """Return if this host can run sandboxes; else raise RuntimeUnavailableError that says what to do."""
+
+    def limitations(self) -> Sequence[str]:
+        """Say, a line each, what this host does not let the runtime enforce, and the way out. Call it after `check`."""
+        return ()
 
     @abstractmethod
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:

@@ -12,9 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import RuntimeUnavailableError
+from core.errors import RuntimeUnavailableError, SpecInvalidError
+from runtimes.base import SandboxSpec
 
-__all__ = ["BUNDLE_MOUNT", "Bundle", "ensure_bundle", "shield_loader_variables"]
+__all__ = [
+    "BUNDLE_MOUNT",
+    "TOKEN_VARIABLE",
+    "Bundle",
+    "check_environment",
+    "ensure_bundle",
+    "sealing_flags",
+    "shield_loader_variables",
+    "without_settings",
+]
 
 BUNDLE_MOUNT = "/.sbx"
 """Where sandboxes see the bundle, read-only."""
@@ -31,6 +41,11 @@ _DESCRIBE = (
 
 _LOADER_VARIABLES = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
 _ORIGINAL_PREFIX = "SANDMILL_ORIG_"
+_SETTINGS_PREFIX = "EXECD_"
+_RESERVED = (_SETTINGS_PREFIX, _ORIGINAL_PREFIX, "SANDMILL_EXECUTION_ID")
+
+TOKEN_VARIABLE = "EXECD_ACCESS_TOKEN"  # noqa: S105 -- a name, not a secret
+"""execd demands the value from its clients, and hides it from all processes beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,32 @@ def ensure_bundle(cache_dir: Path) -> Bundle:
     if not target.is_dir():
         _build(cache_dir, target)
     return Bundle(target, tuple(facts["command"]))
+
+
+def sealing_flags(spec: SandboxSpec) -> tuple[str, ...]:
+    """Give execd's flags for sandboxes in which nothing steers it."""
+    return ("--sealed",) if spec.is_sealed else ()
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse what no process can be given, and names by which execd itself is set. Raises SpecInvalidError."""
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            message = f"environment variable {name!r}: the name is empty or has '=', or there is a NUL in it"
+            raise SpecInvalidError(message, field="env")
+        if name.startswith(_RESERVED):
+            message = (
+                f"environment variable {name!r}: {', '.join(_RESERVED)} begin names that are execd's own"
+            )
+            raise SpecInvalidError(message, field="env")
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give an image's environment with no say in how execd works: its settings are blank, which is no setting.
+
+    Blank rather than left out: see `shield_loader_variables`.
+    """
+    return {name: "" if name.startswith(_SETTINGS_PREFIX) else value for name, value in environment.items()}
 
 
 def shield_loader_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ What the host does not let us do is left out of `SandboxCgroup.enforced`; the ca
 """
 
 import errno
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -164,6 +165,8 @@ class CgroupTree:
         folders: dict[Path, int] = {}
         enforced: set[str] = set()
         for mount in self._usable():
+            if mount.version == 1 and not _can_come_back(mount):
+                continue
             folder = mount.path / self._parent / name
             try:
                 if mount.version == 2:
@@ -177,6 +180,12 @@ class CgroupTree:
             settings = _settings_v1(limits) if mount.version == 1 else _settings_v2(limits)
             enforced |= _apply(folder, mount, settings)
         return SandboxCgroup(folders, frozenset(enforced))
+
+    def unenforced(self, name: str, limits: ResourceLimits) -> frozenset[str]:
+        """Try it out: give the controllers that would not limit a sandbox here. name: of no sandbox there is."""
+        group = self.create(name, limits)
+        group.remove(timeout_seconds=0)
+        return frozenset(_CONTROLLERS) - group.enforced
 
     def find(self, name: str) -> SandboxCgroup:
         """Give the groups of a sandbox that exist, made by this or an earlier process."""
@@ -220,6 +229,15 @@ def _thread_folders() -> list[Path]:
     """Give the version 1 groups the calling thread is in now."""
     table = _folders_in(Path("/proc/thread-self/cgroup").read_text())
     return [folder for folder, version in table.items() if version == 1]
+
+
+def _can_come_back(mount: CgroupMount) -> bool:
+    """Say whether a thread that enters a group of this hierarchy may return to where it is now."""
+    return os.geteuid() == 0 or all(
+        os.access(folder / "tasks", os.W_OK)
+        for folder in _thread_folders()
+        if folder.is_relative_to(mount.path)
+    )
 
 
 def _folders_in(table: str) -> dict[Path, int]:

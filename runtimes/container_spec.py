@@ -2,15 +2,31 @@
 
 import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from core.errors import SpecInvalidError
 from runtimes.base import EXECD_PORT, SandboxSpec
-from runtimes.bundle import BUNDLE_MOUNT, Bundle, shield_loader_variables
+from runtimes.bundle import (
+    BUNDLE_MOUNT,
+    TOKEN_VARIABLE,
+    Bundle,
+    check_environment,
+    sealing_flags,
+    shield_loader_variables,
+    without_settings,
+)
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
-from runtimes.local.seccomp import CLONE_NEW, PERSONALITIES, SOCKET_FAMILIES
+from runtimes.local.seccomp import (
+    ANY_BUT_INIT,
+    CLONE_NEW,
+    IOPRIO_WHO_PROCESS,
+    ONLY_ONESELF,
+    PERSONALITIES,
+    PRIO_PROCESS,
+    SOCKET_FAMILIES,
+)
 from runtimes.local.syscalls import SyscallTable
 
 __all__ = [
@@ -27,8 +43,14 @@ SANDBOX_LABEL = "sandmill.sandbox"
 
 _LABEL_PREFIX = "sandmill.label."
 _PERIOD_US = 100_000
+_LOW_HALF = 0xFFFFFFFF
+_PROCESS_NUMBER_BITS = 22
+"""Linux gives no process a number of 2^22 or more."""
+
 _BYTES_PER_INODE = 4096
 """A file system of n bytes may hold n / 4096 files: as many as if each had one block."""
+
+_NO_WORKDIR = {"/dev", "/proc", "/sys", BUNDLE_MOUNT}
 
 _MASKED_PATHS = (
     *(f"/proc/{name}" for name in (*HIDDEN_PROC_FILES, *HIDDEN_PROC_FOLDERS)),
@@ -67,14 +89,14 @@ class ContainerRules:
 
 
 def container_settings(
-    spec: SandboxSpec, image: ContainerImage, rules: ContainerRules, bundle: Bundle
+    spec: SandboxSpec, image: ContainerImage, rules: ContainerRules, bundle: Bundle, *, token: str
 ) -> dict[str, Any]:
-    """Give the body of the engine's create call. Raises SpecInvalidError for what no container can have."""
-    workdir = (image.workdir or "/tmp") if spec.workdir is None else spec.workdir  # noqa: S108 -- the container's own
-    if not workdir.startswith("/") or "\0" in workdir or ".." in workdir.split("/"):
-        message = f"workdir {workdir!r} is not an absolute path without '..'"
-        raise SpecInvalidError(message, field="workdir")
-    command = (*bundle.command, "--host", "127.0.0.1", "--port", str(EXECD_PORT))
+    """Give the body of the engine's create call. token: what execd will demand of its clients.
+
+    Raises SpecInvalidError for what no container can have.
+    """
+    workdir = _workdir(spec, image)
+    command = (*bundle.command, "--host", "127.0.0.1", "--port", str(EXECD_PORT), *sealing_flags(spec))
     user = image.user or rules.default_user
     return {
         "Image": image.id,
@@ -83,7 +105,10 @@ def container_settings(
         "WorkingDir": workdir,
         "Entrypoint": list(command),
         "Cmd": [],
-        "Env": _environment(spec, image, changes_user=image.user is None),
+        "Env": [
+            *_environment(spec, image, changes_user=image.user is None),
+            f"{TOKEN_VARIABLE}={token}",
+        ],
         "Labels": {
             SANDBOX_LABEL: spec.name,
             **{_LABEL_PREFIX + key: value for key, value in spec.labels.items()},
@@ -113,25 +138,63 @@ def seccomp_profile(table: SyscallTable) -> str:
 
     But for ioctl: a container has no terminal of ours to type into, and this form cannot say "neither of two".
     """
-    conditional = {"clone", "socket", "personality"}
+    conditional = {
+        "clone",
+        "socket",
+        "personality",
+        "setpriority",
+        "ioprio_set",
+        *ONLY_ONESELF,
+        *ANY_BUT_INIT,
+    }
     allow = "SCMP_ACT_ALLOW"
     rules: list[dict[str, Any]] = [
         {"names": sorted(set(table.allowed) - conditional), "action": allow},
-        {"names": ["clone"], "action": allow, "args": [_argument(0, CLONE_NEW, "SCMP_CMP_MASKED_EQ")]},
+        {"names": ["clone"], "action": allow, "args": [_masked(0, CLONE_NEW, 0)]},
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
     ]
     rules += [
-        {"names": [name], "action": allow, "args": [_argument(0, value, "SCMP_CMP_EQ")]}
+        {"names": [name], "action": allow, "args": [{"index": 0, "value": value, "op": "SCMP_CMP_EQ"}]}
         for name, values in (("socket", SOCKET_FAMILIES), ("personality", PERSONALITIES))
         for value in values
+    ]
+    rules += [
+        {"names": list(names), "action": allow, "args": arguments} for names, arguments in _process_rules()
     ]
     architecture = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}[table.machine]
     return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "architectures": [architecture], "syscalls": rules})
 
 
-def _argument(index: int, value: int, comparison: str) -> dict[str, Any]:
-    """Give one condition on an argument. For MASKED_EQ value is the mask, and what it leaves must be zero."""
-    return {"index": index, "value": value, "valueTwo": 0, "op": comparison}
+def _process_rules() -> Iterator[tuple[Sequence[str], list[dict[str, Any]]]]:
+    """Give what the calls that steer a process may be called with: names, and conditions that hold together.
+
+    The kernel takes the low half of an argument for the number; "not 1" compares all of it here, so a caller could
+    pass by a high bit. Any number of a process but 1 has bit 0 clear or one of the others set.
+    """
+    yield ONLY_ONESELF, [_masked(0, _LOW_HALF, 0)]
+    yield ["ioprio_set"], [_masked(0, _LOW_HALF, IOPRIO_WHO_PROCESS), _masked(1, _LOW_HALF, 0)]
+    for bit in range(_PROCESS_NUMBER_BITS):
+        set_or_clear = (1 << bit) if bit else 0
+        yield ANY_BUT_INIT, [_masked(0, 1 << bit, set_or_clear)]
+        yield ["setpriority"], [_masked(0, _LOW_HALF, PRIO_PROCESS), _masked(1, 1 << bit, set_or_clear)]
+
+
+def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
+    """Give the condition that an argument has this value under the mask."""
+    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def _workdir(spec: SandboxSpec, image: ContainerImage) -> str:
+    """Give where commands start. Raises SpecInvalidError for a path that is none or would cover a kernel's folder."""
+    workdir = (image.workdir or "/tmp") if spec.workdir is None else spec.workdir  # noqa: S108 -- the container's own
+    if not workdir.startswith("/") or "\0" in workdir or ".." in workdir.split("/"):
+        message = f"workdir {workdir!r} is not an absolute path without '..'"
+        raise SpecInvalidError(message, field="workdir")
+    first = next((name for name in workdir.split("/") if name not in ("", ".")), "")
+    if f"/{first}" in _NO_WORKDIR:
+        message = f"workdir {workdir} is in /{first}, which belongs to the kernel or to execd"
+        raise SpecInvalidError(message, field="workdir")
+    return workdir
 
 
 def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> dict[str, Any]:
@@ -181,13 +244,11 @@ def _memory_file_systems(disk_bytes: int, user: tuple[int, int], fresh_workdir: 
 
 def _environment(spec: SandboxSpec, image: ContainerImage, *, changes_user: bool) -> list[str]:
     """Give all variables as NAME=value. Raises SpecInvalidError for names no environment can carry."""
-    for name, value in spec.env.items():
-        if not name or "=" in name or "\0" in name + value:
-            message = f"environment variable {name!r}: the name is empty or has '=', or there is a NUL in it"
-            raise SpecInvalidError(message, field="env")
+    check_environment(spec.env)
     # The home of the image's root is not ours to write to.
     ours = {"HOME": "/tmp"} if changes_user else {}  # noqa: S108
-    merged = {**image.environment, **ours, **spec.env}
+    merged = {**without_settings(image.environment), **ours, **spec.env}
+    merged.pop(TOKEN_VARIABLE, None)
     return [f"{name}={value}" for name, value in shield_loader_variables(merged).items()]
 
 

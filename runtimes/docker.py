@@ -21,7 +21,7 @@ from core.errors import (
     RuntimeUnavailableError,
 )
 from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats
-from runtimes.bundle import Bundle, ensure_bundle
+from runtimes.bundle import TOKEN_VARIABLE, Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
 from runtimes.container_spec import (
@@ -38,6 +38,7 @@ from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.syscalls import native_table
 from runtimes.netns import connect_in_namespace
 from runtimes.processes import ProcessRef
+from runtimes.sandbox_tokens import SandboxTokens
 
 __all__ = ["DockerConfig", "DockerRuntime"]
 
@@ -53,7 +54,8 @@ class DockerConfig(BaseModel):
     """What a node says about its `docker` runtime.
 
     base_url: the engine, e.g. unix:///run/docker.sock; None: DOCKER_HOST or the usual socket. It must be on this host.
-    bundle_dir: as the engine sees it, too. user: in the place of an image's root. pull: fetch missing images.
+    bundle_dir: as the engine sees it, too. state_dir: the secret from which execd's tokens come; made with mode 0700.
+    user: in the place of an image's root. pull: fetch missing images.
     writable_root: let the root file system be written; most storage drivers then have no limit on disk use.
     oci_runtime: a name from the engine's list, e.g. runsc.
     """
@@ -63,6 +65,7 @@ class DockerConfig(BaseModel):
     type: Literal["docker"] = "docker"
     base_url: str | None = None
     bundle_dir: Path
+    state_dir: Path
     user: int = Field(default=65_534, ge=1, le=2_000_000_000)
     pull: bool = False
     writable_root: bool = False
@@ -85,6 +88,7 @@ class DockerRuntime(Runtime):
         self._engine: Engine | None = None
         self._bundle: Bundle | None = None
         self._images = ImageCatalogue()
+        self._tokens = SandboxTokens(config.state_dir)
         self._processes: dict[str, ProcessRef] = {}
 
     def check(self) -> None:
@@ -120,7 +124,7 @@ class DockerRuntime(Runtime):
         rules = self.rules()
         with self._engine_call(deadline) as engine:
             image = self._images.look_up(engine, spec.image, spec.workdir, pull=self._config.pull)
-        settings = container_settings(spec, image, rules, bundle)
+        settings = container_settings(spec, image, rules, bundle, token=self._tokens.of(spec.name))
         handle, is_new = self._create_container(spec, settings, deadline)
         if not is_new:
             return handle
@@ -136,7 +140,8 @@ class DockerRuntime(Runtime):
     def executions(self, handle: SandboxHandle) -> HttpExecutionClient:
         """Give a client for execd of this sandbox."""
         return HttpExecutionClient(
-            lambda: self.connect(handle, EXECD_PORT, timeout_seconds=_CONNECT_TIMEOUT_SECONDS)
+            lambda: self.connect(handle, EXECD_PORT, timeout_seconds=_CONNECT_TIMEOUT_SECONDS),
+            self._tokens.of(handle.name),
         )
 
     def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:
@@ -223,6 +228,8 @@ class DockerRuntime(Runtime):
         labels = facts["Config"]["Labels"] or {}
         if labels.get(SANDBOX_LABEL) != name:
             raise DaemonError(f"a container of somebody else is called {name}")
+        if f"{TOKEN_VARIABLE}={self._tokens.of(name)}" not in (facts["Config"]["Env"] or ()):
+            raise DaemonError(f"container {name} was made by another node: its execd does not know this one")
         handle = self._handle(facts["Id"], labels)
         status = facts["State"]["Status"]
         if status == "created" and not deadline.is_over:
@@ -256,6 +263,7 @@ class DockerRuntime(Runtime):
                     lambda: self.connect(
                         handle, EXECD_PORT, timeout_seconds=max(0.001, deadline.remaining())
                     ),
+                    self._tokens.of(handle.name),
                     silence_seconds=max(0.001, deadline.remaining()),
                 )
                 with suppress(ExecdUnreachableError):

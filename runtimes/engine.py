@@ -1,6 +1,7 @@
 """The Docker engine's API with a deadline on every call."""
 
 import io
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import docker
+from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 from docker.utils import kwargs_from_env
+from requests.adapters import BaseAdapter
 
 from runtimes.deadline import Deadline
 
@@ -31,6 +34,14 @@ class Engine(docker.APIClient):
         self._deadlines = threading.local()
         settings: dict[str, Any] = {"base_url": base_url} if base_url else {**kwargs_from_env()}
         super().__init__(version="auto", **settings)
+
+    def mount(self, prefix: str | bytes, adapter: BaseAdapter) -> None:
+        """Override of the session's: docker-py's way to a Unix socket gives way to ours."""
+        if isinstance(adapter, UnixHTTPAdapter):
+            adapter = _Adapter(
+                adapter.socket_path, timeout=adapter.timeout, max_pool_size=adapter.max_pool_size
+            )
+        super().mount(prefix, adapter)
 
     @contextmanager
     def until(self, deadline: Deadline) -> Iterator[None]:
@@ -88,3 +99,35 @@ class Engine(docker.APIClient):
             "timeout", _DEFAULT_SECONDS if deadline is None else max(0.001, deadline.remaining())
         )
         return kwargs
+
+
+class _Connection(UnixHTTPConnection):
+    """Closes its socket when it cannot connect; docker-py leaves that to the garbage collector."""
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(self.timeout)
+            connection.connect(self.unix_socket)
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection
+
+
+class _Pool(UnixHTTPConnectionPool):
+    timeout: Any  # seconds, as a number; the stubs have its parent's type
+
+    def _new_conn(self) -> Any:
+        return _Connection(self.base_url, self.socket_path, self.timeout)
+
+
+class _Adapter(UnixHTTPAdapter):
+    def get_connection(self, url: Any, proxies: Any = None) -> _Pool:  # noqa: ARG002 -- of the overridden method
+        with self.pools.lock:
+            pool = self.pools.get(url)
+            if pool is None:
+                pool = self.pools[url] = _Pool(
+                    url, self.socket_path, self.timeout, maxsize=self.max_pool_size
+                )
+            return pool

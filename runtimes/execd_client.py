@@ -270,6 +270,7 @@ def _command_json(command: Command) -> dict[str, Any]:
         "cwd": command.cwd,
         "envs": dict(command.env) or None,
         "merge_stderr": command.merge_streams or None,
+        "kill_leftovers": command.kill_leftovers or None,
     }
     if command.timeout_seconds is not None:
         body["timeout"] = max(1, round(command.timeout_seconds * 1000))

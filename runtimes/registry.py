@@ -29,7 +29,7 @@ def build_runtime(name: str, folder: Path) -> Runtime:
         case "local":
             return from_config(LocalConfig(state_dir=folder / "local", bundle_dir=bundles))
         case "docker":
-            return from_config(DockerConfig(bundle_dir=bundles))
+            return from_config(DockerConfig(bundle_dir=bundles, state_dir=folder / "docker"))
         case "fake":
             return from_config(FakeConfig())
     raise NotSupportedError(f"there is no runtime {name!r}; there are: {', '.join(RUNTIME_NAMES)}")

@@ -1,9 +1,10 @@
 """Saying why this host starts no sandboxes, and what to do about it."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["advice"]
+__all__ = ["advice", "describe_missing"]
 
 _SETTINGS = {
     # Setting below /proc/sys: the value that forbids, and the command that allows.
@@ -31,3 +32,19 @@ def advice(settings: Path = Path("/proc/sys")) -> str:
         "use the docker runtime" if shutil.which("docker") else "install Docker and use the docker runtime"
     )
     return f"see whether `unshare -U true` works for this user; if not, {other}"
+
+
+_WITHOUT = {
+    "memory": "memory is limited per process, not for the sandbox as a whole",
+    "cpu": "CPU time is not limited at all",
+    "pids": "processes are limited by rlimit only",
+}
+
+
+def describe_missing(controllers: Collection[str], parent: str) -> list[str]:
+    """Give a line with the way out for each control group controller that limits nothing here.
+
+    parent: name of the control group below which the sandboxes' own are made.
+    """
+    way_out = f"run as root, or delegate the {{}} control group {parent!r} to this user and start the worker inside it"
+    return [f"{words}: {way_out.format(name)}" for name, words in _WITHOUT.items() if name in controllers]

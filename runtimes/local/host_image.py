@@ -13,7 +13,7 @@ from pathlib import Path
 
 from core.errors import SpecInvalidError
 from runtimes.base import ResourceLimits, SandboxSpec
-from runtimes.bundle import BUNDLE_MOUNT, shield_loader_variables
+from runtimes.bundle import BUNDLE_MOUNT, check_environment, shield_loader_variables
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS
 from runtimes.local.plan import (
     SANDBOX_UID,
@@ -34,6 +34,9 @@ _HOME = "/home/sandbox"
 
 _MAX_VARIABLES, _MAX_ENVIRONMENT = 1_000, 100_000
 """bwrap takes 9,000 words in all; Linux takes 128 KiB in one variable, of which a character may need four bytes."""
+
+_NO_WORKDIR = {"/etc", "/dev", "/proc", "/sys", BUNDLE_MOUNT}
+"""Besides the folders that are the host's."""
 
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -112,7 +115,8 @@ def build_plan(spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], secco
     """Plan a sandbox of the image `host`. Raises SpecInvalidError for a workdir or environment it cannot have."""
     workdir = _checked_workdir(spec.workdir)
     system = _system_mounts(sources)
-    protected = {mount.path for mount in system} | {"/etc", "/dev", "/proc", BUNDLE_MOUNT}
+    # Said by the plan alone: what the host has there is none of the sandbox's business.
+    protected = {mount.path for mount in system} | _NO_WORKDIR
     mounts: list[Mount] = [Tmpfs("/", spec.limits.disk_bytes), *system]
     mounts += [Bind(sources.etc, "/etc"), Bind(sources.bundle, BUNDLE_MOUNT)]
     mounts += [Directory("/tmp", 0o1777), Directory("/var/tmp", 0o1777)]  # noqa: S108 -- the sandbox's own
@@ -120,13 +124,10 @@ def build_plan(spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], secco
     mounts += [DeviceFolder(), Tmpfs("/dev/shm", _shared_memory(spec.limits), 0o1777), ReadOnly("/dev")]  # noqa: S108
     mounts += [ProcFolder(), *_proc_masks(sources)]
     if _is_below(workdir, protected):
-        if not Path(workdir).is_dir():
-            message = f"workdir {workdir} cannot be made: it is below a read-only system folder"
-            raise SpecInvalidError(message, field="workdir")
-    else:
-        mounts.append(Directory(workdir))
+        message = f"workdir {workdir} cannot be made: it is in a read-only system folder"
+        raise SpecInvalidError(message, field="workdir")
     return Plan(
-        mounts=tuple(mounts),
+        mounts=(*mounts, Directory(workdir)),
         argv=argv,
         workdir=workdir,
         environment=_environment(spec.env, workdir),
@@ -182,10 +183,7 @@ def _shared_memory(limits: ResourceLimits) -> int:
 
 def _environment(extra: Mapping[str, str], workdir: str) -> dict[str, str]:
     """Build the whole environment of the sandbox. Raises SpecInvalidError for what no program can be started with."""
-    for name, value in extra.items():
-        if not name or "=" in name or "\0" in name + value:
-            message = f"environment variable {name!r}: the name is empty or has '=', or there is a NUL in it"
-            raise SpecInvalidError(message, field="env")
+    check_environment(extra)
     if (
         sum(len(name) + len(value) for name, value in extra.items()) > _MAX_ENVIRONMENT
         or len(extra) > _MAX_VARIABLES

@@ -73,8 +73,9 @@ class Launch:
                 # Ours are closed at once: whoever waits on these then hears of a death at the other end.
                 for theirs in (info_write, block_read, listener):
                     theirs.close()
-                self._release(started, info_read, block_write, on_init)
+                init = self._release(started, info_read, block_write, on_init)
                 self._await_execd(started)
+                self._limit_files(init, plan)
             except BaseException:
                 started.end()
                 raise
@@ -82,7 +83,7 @@ class Launch:
 
     def _release(
         self, started: Started, info_read: FileIO, block_write: FileIO, on_init: Callable[[ProcessRef], None]
-    ) -> None:
+    ) -> ProcessRef:
         """Learn process 1 from bwrap, put it under its limits, then let it go on."""
         init = ProcessRef.of(self._read_child(started, info_read))
         if init is None:
@@ -94,6 +95,7 @@ class Launch:
         on_init(init)
         with suppress(BrokenPipeError):  # it died: the ping will tell
             block_write.write(b"\0")
+        return init
 
     def _read_child(self, started: Started, info_read: FileIO) -> int:
         """Read bwrap's report until it is complete; gives the host's number of process 1."""
@@ -124,6 +126,14 @@ class Launch:
             if self.deadline.is_over:
                 raise self._timeout() from error
             raise self._failure(started) from error
+
+    def _limit_files(self, init: ProcessRef, plan: Plan) -> None:
+        """Now that its mounts are there, and before anybody can run a command in it."""
+        try:
+            self.spawner.limit_files(init.pid, plan.mounts, self.deadline)
+        except OSError as error:
+            message = f"the number of files in sandbox {self.name} could not be limited: {error}"
+            raise DaemonError(message) from error
 
     def _timeout(self) -> CreateTimeoutError:
         return CreateTimeoutError(f"sandbox {self.name} was not ready within {self.deadline.seconds:g} s")

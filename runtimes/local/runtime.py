@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,13 @@ from core.errors import (
     RuntimeUnavailableError,
 )
 from runtimes.base import EXECD_PORT, ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
-from runtimes.bundle import Bundle, ensure_bundle
+from runtimes.bundle import Bundle, ensure_bundle, sealing_flags
 from runtimes.cgroups import CgroupTree, SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
-from runtimes.local.diagnosis import advice
+from runtimes.local.diagnosis import advice, describe_missing
 from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, write_etc
 from runtimes.local.launch import Launch, kill_by_name
 from runtimes.local.plan import Plan
@@ -91,6 +92,14 @@ class LocalRuntime(Runtime):
             self.remove(self.create(spec, timeout_seconds=_CHECK_TIMEOUT_SECONDS))
         except (DaemonError, CreateTimeoutError) as error:
             raise RuntimeUnavailableError(f"{error}; {advice()}") from error
+
+    def limitations(self) -> Sequence[str]:
+        """Name the limits that only rlimits hold here, or nothing at all; see `Runtime.limitations`."""
+        try:
+            missing = self._cgroups.unenforced(f"sm-check-{secrets.token_hex(6)}", _CHECK_LIMITS)
+        except OSError as error:
+            raise DaemonError(f"the control groups could not be tried: {error}") from error
+        return describe_missing(missing, self._config.cgroup_parent)
 
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
         """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
@@ -188,7 +197,7 @@ class LocalRuntime(Runtime):
 
         def plan(listen_fd: int) -> Plan:
             flags = ("--listen-fd", str(listen_fd), *_rlimits(spec.limits, cgroup))
-            command = (*prepared.bundle.command, *flags)
+            command = (*prepared.bundle.command, *flags, *sealing_flags(spec))
             return self.plan(spec, prepared.spawner.sources, command, prepared.seccomp)
 
         current = record

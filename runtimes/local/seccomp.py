@@ -2,7 +2,7 @@
 
 Default deny: a call that is not in `syscalls.py` fails with EPERM, a number no kernel knows with ENOSYS (so that a libc
 newer than this list falls back), and calls of a foreign architecture (32-bit, x32) with ENOSYS. Nothing is killed: a
-program sees an error it can report. Four calls depend on their arguments; see `_argument_rules`.
+program sees an error it can report. Some calls depend on their arguments; see `_argument_rules`.
 """
 
 import errno
@@ -13,8 +13,12 @@ from runtimes.local.syscalls import SyscallTable
 
 __all__ = [
     "ALLOW",
+    "ANY_BUT_INIT",
     "CLONE_NEW",
+    "IOPRIO_WHO_PROCESS",
+    "ONLY_ONESELF",
     "PERSONALITIES",
+    "PRIO_PROCESS",
     "SOCKET_FAMILIES",
     "TERMINAL_REQUESTS",
     "Instruction",
@@ -44,6 +48,19 @@ SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+
+# Process 1 is execd, and runs as the same user as the code it watches. What steers another process of one's own user
+# must not reach it: without open files or processor time it could not end what it started.
+
+ONLY_ONESELF = ("prlimit64", "sched_setattr", "sched_setparam")
+"""Calls whose first argument is a process or thread, and must be 0, the caller."""
+
+ANY_BUT_INIT = ("sched_setaffinity", "sched_setscheduler")
+"""Calls whose first argument is a thread, and must not be 1: thread libraries name threads by number."""
+
+PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1
+"""First arguments of setpriority and ioprio_set that make the second a process. Others make it a group, or a user's
+processes, execd included. For setpriority it must not be 1, for ioprio_set, which is rarely used, it must be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,13 @@ def _argument_rules(table: SyscallTable) -> list[tuple[int, list[Instruction]]]:
         "socket": [load_first, *_one_of(SOCKET_FAMILIES, family)],
         "personality": [load_first, *_one_of(PERSONALITIES, eperm)],
     }
+    bodies |= {name: [load_first, *_one_of((0,), eperm)] for name in ONLY_ONESELF}
+    bodies |= {name: [load_first, *_none_of((1,), eperm)] for name in ANY_BUT_INIT}
+    for name, kind, rule in (
+        ("setpriority", PRIO_PROCESS, _none_of((1,), eperm)),
+        ("ioprio_set", IOPRIO_WHO_PROCESS, _one_of((0,), eperm)),
+    ):
+        bodies[name] = [load_first, Instruction(_JEQ, kind, 1, 0), eperm, load_second, *rule]
     return [(table.allowed[name], body) for name, body in bodies.items()] + [
         (_CLONE3, [Instruction(_RET, errno_action(errno.ENOSYS))])
     ]

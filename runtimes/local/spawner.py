@@ -20,6 +20,8 @@ from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.local.bwrap import BwrapProgram
 from runtimes.local.host_image import Sources
+from runtimes.local.inode_limits import limit_inodes
+from runtimes.local.plan import Mount
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
@@ -122,6 +124,20 @@ class Spawner:
                 # Under way, which takes milliseconds: what it starts must end before we say that nothing is left.
                 future.result().end()
             message = f"the sandbox was not started within {deadline.seconds:g} s: too many at once"
+            raise CreateTimeoutError(message) from error
+
+    def limit_files(self, pid: int, mounts: Sequence[Mount], deadline: Deadline) -> None:
+        """Bound the number of files in a sandbox that was just started; as another user than root do nothing.
+
+        pid: its process 1. In this thread, whose mount namespace is ours even where the host's is not. Raises OSError,
+        CreateTimeoutError.
+        """
+        if not self._as_root:
+            return
+        try:
+            self._pool.submit(limit_inodes, pid, mounts).result(timeout=deadline.remaining())
+        except FutureTimeoutError as error:
+            message = f"the sandbox had no limits within {deadline.seconds:g} s: too many at once"
             raise CreateTimeoutError(message) from error
 
     def close(self) -> None:

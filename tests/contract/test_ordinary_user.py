@@ -11,7 +11,7 @@ TIMEOUT_SECONDS = 300
 @pytest.mark.timeout(TIMEOUT_SECONDS + 20)
 @pytest.mark.skipif(not is_root(), reason="without root the suites run as an ordinary user anyway")
 def test_contract_holds_for_local_sandboxes_of_an_ordinary_user(tmp_path):
-    suites = ["tests/contract/test_runtime.py", "tests/contract/test_real_runtime.py"]
+    suites = [f"tests/contract/test_{name}.py" for name in ("runtime", "real_runtime", "leftovers")]
     done = run_as_ordinary_user(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", *suites],
         tmp_path / "home",

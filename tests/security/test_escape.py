@@ -81,6 +81,37 @@ def test_execd_cannot_be_changed_from_inside(shared_box):
     assert probes.find(shared_box, "attack_execd") == []
 
 
+def test_execd_cannot_be_slowed_starved_or_ended_from_inside(real_kind):
+    """T7: every signal, and every call and file by which one process of a user steers another."""
+    with real_kind.box() as box:
+        assert probes.find(box, "steer_execd") == []
+        box.client.ping()
+        assert box.sh("kill -TERM 1; kill -INT 1; kill -KILL 1; kill -STOP 1; echo on").out == "on\n"
+        assert box.sh("ulimit -n 50; ulimit -n").out == "50\n"
+
+
+def test_programs_may_still_tune_themselves(shared_box):
+    """What keeps others off execd is in nobody's way."""
+    assert probes.find(shared_box, "ordinary_tuning") == []
+
+
+def test_no_file_in_the_sandbox_sets_variables_of_later_commands(real_kind):
+    """T7: nor what their shell reads, nor which programs it finds."""
+    with real_kind.box(workdir="/opt/opensandbox") as box:
+        box.client.upload([FileUpload("/opt/opensandbox/.env", HOSTILE_ENV)])
+        box.client.upload([FileUpload("/opt/opensandbox/evil", b"echo forged; exit 0")])
+        said = box.sh("echo $FORGED $BASH_ENV $LD_PRELOAD; [ /nowhere != $PATH ] && cat /dev/null && false")
+        assert (said.out, said.code) == ("\n", 1)
+
+
+HOSTILE_ENV = b"PATH=/nowhere\nBASH_ENV=/opt/opensandbox/evil\nLD_PRELOAD=/nowhere.so\nFORGED=1\n"
+
+
+def test_execd_answers_nobody_inside(shared_box):
+    """T7: its port is in reach of the code where the engine gives a network, but not without the token."""
+    assert probes.find(shared_box, "call_execd") == []
+
+
 def test_system_folders_cannot_be_changed(shared_box):
     """T9."""
     assert probes.find(shared_box, "system_folders") == []

@@ -1,6 +1,5 @@
 """Using up what a sandbox may have (threat model, T14 to T24): it stops at its own limit, and can always be removed."""
 
-import random
 import resource
 import threading
 import time
@@ -14,15 +13,10 @@ from runtimes.cgroups import CgroupTree, cgroup_of
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
 from tests.support import probes
-from tests.support.outside import background, host_process, host_processes
+from tests.support.outside import background, host_process, host_processes, sleep_mark
 from tests.support.sandboxes import Kind, is_root, make_limits
 
 needs_cgroups = pytest.mark.skipif(not is_root(), reason="an ordinary user has no control groups here")
-
-
-def sleep_mark():
-    """Seconds to sleep that no other process sleeps."""
-    return str(random.SystemRandom().randrange(10**8, 10**9))
 
 
 @pytest.fixture
@@ -148,6 +142,16 @@ def test_disk_stops_at_its_limit_in_every_folder_together(real_kind):
             said = box.sh(fill)
             used = int(said.out.splitlines()[-1].split()[0]) << 10
             assert (4 << 20) <= used <= (8 << 20) + 4096 * 8
+
+
+@pytest.mark.skipif(not is_root(), reason="only root may limit the files of a sandbox")
+def test_number_of_files_stops_at_its_limit(real_kind):
+    """T19: empty ones take no space, but memory of the kernel."""
+    fill = "cd /tmp; i=0; while [ $i -lt 4000 ] && true > f$i; do i=$((i+1)); done 2>/dev/null; echo $i"
+    with real_kind.box(limits={"disk_bytes": 8 << 20}) as box:
+        assert 1000 < int(box.sh(fill).out) < (8 << 20) // 4096
+        assert len(box.client.search("/tmp", "f*")) < (8 << 20) // 4096
+        assert box.sh("rm /tmp/f*; echo x > /tmp/again; cat /tmp/again").out == "x\n"
 
 
 def test_output_without_end_keeps_the_client_small(real_kind):

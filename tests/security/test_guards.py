@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import BadImageError
+from core.errors import BadImageError, ExecdUnreachableError
+from runtimes.base import FileUpload
 from runtimes.docker import DockerConfig, DockerRuntime
 from runtimes.local.config import LocalConfig
 from runtimes.local.plan import Bind, ReadOnly, Symlink, Tmpfs
@@ -53,7 +54,8 @@ def weaken_docker(runtime_folder):
                 def rules(self):
                     return replace(super().rules(), **changes)
 
-            runtime = Weakened(DockerConfig(bundle_dir=runtime_folder / "bundles"))
+            config = DockerConfig(bundle_dir=runtime_folder / "bundles", state_dir=runtime_folder / "docker")
+            runtime = Weakened(config)
             try:
                 yield Kind(runtime, usual.image, usual.python_argv)
             finally:
@@ -82,6 +84,43 @@ def test_filter_is_what_refuses_system_calls(weaken_local):
         open_calls = {name for name, _ in probes.find(box, "system_calls")}
         assert {"add_key", "ptrace", "kcmp", "socket AF_ALG"} & open_calls
         assert probes.privilege_faults(probes.find(box, "privileges")) == ["Seccomp"]
+
+
+STEERING = {"prlimit64", "sched_setaffinity", "setpriority process", "setpriority user", "ioprio_set user"}
+
+
+def test_filter_is_what_keeps_calls_off_execd(weaken_local):
+    with weaken_local(lambda plan: replace(plan, seccomp=None)) as kind, kind.box() as box:
+        assert set(probes.find(box, "steer_execd")) >= STEERING
+
+
+@pytest.mark.docker
+def test_profile_is_what_keeps_calls_off_execd(weaken_docker):
+    with weaken_docker(seccomp="unconfined") as kind, kind.box() as box:
+        assert set(probes.find(box, "steer_execd")) >= STEERING
+
+
+def test_seal_is_what_keeps_signals_off_execd(real_kind):
+    with real_kind.box(is_sealed=False) as box, pytest.raises(ExecdUnreachableError):
+        box.sh("kill -TERM 1; sleep 60")
+
+
+def test_seal_is_what_keeps_variables_out(real_kind):
+    with real_kind.box(is_sealed=False, workdir="/opt/opensandbox") as box:
+        box.client.upload([FileUpload("/opt/opensandbox/.env", b"FORGED=1\n")])
+        assert box.sh("echo $FORGED").out == "1\n"
+
+
+@pytest.mark.docker
+def test_token_is_what_makes_execd_refuse(runtime_folder):
+    class NoTokens:
+        def of(self, name):
+            return ""
+
+    for kind in kind_named("docker", runtime_folder):
+        kind.runtime._tokens = NoTokens()
+        with kind.box() as box:
+            assert ["command", "200"] in probes.find(box, "call_execd")
 
 
 def test_user_namespaces_inside_are_off_even_without_the_filter(weaken_local):

@@ -1,6 +1,7 @@
 """The host's side of security tests: what it sees of a sandbox, what a sandbox may not see of it."""
 
 import os
+import random
 import socket
 import threading
 import uuid
@@ -15,7 +16,12 @@ from core.errors import ExecdUnreachableError
 from runtimes.base import Command
 from tests.support.sandboxes import Box
 
-__all__ = ["background", "host_process", "host_processes", "listening_on_the_host"]
+__all__ = ["background", "host_process", "host_processes", "listening_on_the_host", "sleep_mark"]
+
+
+def sleep_mark() -> str:
+    """Seconds to sleep that no other process sleeps."""
+    return str(random.SystemRandom().randrange(10**8, 10**9))
 
 
 def host_processes(mark: str) -> list[int]:

@@ -125,7 +125,8 @@ def local_kind(folder: Path, **config: Any) -> Iterator[Kind]:
 def docker_kind(folder: Path, **config: Any) -> Iterator[Kind]:
     """The docker runtime; the engine must be there."""
     ensure_images()
-    with _closing(DockerRuntime(DockerConfig(bundle_dir=folder / "bundles", **config))) as runtime:
+    settings = DockerConfig(bundle_dir=folder / "bundles", state_dir=folder / "docker", **config)
+    with _closing(DockerRuntime(settings)) as runtime:
         yield Kind(runtime, BUSYBOX_IMAGE, _python_argv(folder / "bundles"))
 
 

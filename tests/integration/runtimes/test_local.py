@@ -207,15 +207,12 @@ def test_only_the_host_image_exists(kind):
         kind.runtime.create(kind.spec(image="python:3.11"), timeout_seconds=5)
 
 
-@pytest.mark.parametrize("workdir", ["/usr/none", "/etc/x", "/proc/x", "/.sbx/x", "/dev/x", "/tmp/../usr/x"])
+@pytest.mark.parametrize(
+    "workdir", ["/usr/bin", "/etc/x", "/proc/1", "/sys", "/.sbx/x", "/dev/x", "/tmp/../usr/x"]
+)
 def test_workdir_in_a_system_folder_is_refused(kind, workdir):
     with pytest.raises(SpecInvalidError, match="read-only system folder"):
         kind.runtime.create(kind.spec(workdir=workdir), timeout_seconds=5)
-
-
-def test_workdir_may_be_a_system_folder_that_is_there(kind):
-    with kind.box(workdir="/usr/bin") as box:
-        assert box.sh("pwd").out == "/usr/bin\n"
 
 
 def test_environment_too_large_for_a_program_is_refused(kind):

@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opensandbox.adapters.converter.env_entry import build_set_env_command
 
-from execd.envs import CommandEnvironment, expand_directory, parse_env_file
+from execd.envs import CommandEnvironment, expand_directory, is_reserved_name, parse_env_file
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,29 @@ def test_secrets_stay_and_originals_are_put_back() -> None:
         "SANDMILL_EXECUTION_ID": "id",
         "X": "y",
     }
+
+
+def test_file_is_read_unless_the_file_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "envs"
+    file.write_text("A=file\nPATH=/nowhere\nBASH_ENV=/x\nSANDMILL_EXECUTION_ID=x\nEXECD_ACCESS_TOKEN=x\n")
+    own = {"EXECD_ENVS": str(file), "PATH": "/bin", "A": "own"}
+    obeying = CommandEnvironment(own).compose({}, execution_id="id")
+    assert obeying == {
+        "EXECD_ENVS": str(file),
+        "PATH": "/nowhere",
+        "BASH_ENV": "/x",
+        "A": "file",
+        "SANDMILL_EXECUTION_ID": "id",
+    }
+    sealed = CommandEnvironment(own, reads_file=False).compose({}, execution_id="id")
+    assert sealed == {"PATH": "/bin", "A": "own", "SANDMILL_EXECUTION_ID": "id"}
+
+
+@pytest.mark.parametrize("name", ["SANDMILL_EXECUTION_ID", "SANDMILL_ORIG_PATH", "EXECD_ENVS", "EXECD_X"])
+def test_names_of_execd_itself_are_reserved(name: str) -> None:
+    assert is_reserved_name(name)
+    assert not is_reserved_name(name.lower())
+    assert not is_reserved_name("X" + name)
 
 
 def test_directories_expand() -> None:

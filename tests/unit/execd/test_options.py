@@ -41,6 +41,11 @@ def test_limits_are_collected() -> None:
     }
 
 
+def test_sealing_is_a_choice() -> None:
+    assert not parse_options([], {}).is_sealed
+    assert parse_options(["--sealed", "--port", "80"], {}).is_sealed
+
+
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -59,6 +64,7 @@ def test_log_levels_are_names_or_numbers(level: str, expected: int) -> None:
     "flags",
     [
         ["--nope"],
+        ["--sealed=no"],
         ["stray"],
         ["--port", "-1"],
         ["--port", "65536"],

@@ -87,6 +87,28 @@ def test_hierarchy_that_is_not_ours_is_left_out(monkeypatch, tmp_path):
     assert group.process_ids() == set()
 
 
+@pytest.mark.parametrize("may_return", [True, False], ids=["its group is its own", "its group is another's"])
+def test_group_that_a_user_could_not_leave_again_is_not_entered(monkeypatch, tmp_path, may_return):
+    here = tmp_path / "user"
+    here.mkdir()
+    if may_return:
+        (here / "tasks").touch()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("runtimes.cgroups._thread_folders", lambda: [here, Path("/elsewhere")])
+    tree = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))])
+    assert tree.create("sm-1", LIMITS).enforced == ({"memory"} if may_return else frozenset())
+
+
+def test_controllers_that_limit_nothing_are_told(monkeypatch, tmp_path):
+    def refuse(self, *_args, **_kwargs):
+        raise PermissionError(errno.EACCES, "no")
+
+    assert CgroupTree("sandmill", []).unenforced("sm-1", LIMITS) == {"memory", "cpu", "pids"}
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    tree = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))])
+    assert tree.unenforced("sm-1", LIMITS) == {"memory", "cpu", "pids"}
+
+
 def test_value_the_kernel_refuses_is_an_error_not_no_limit(monkeypatch, tmp_path):
     def refuse(self, *_args):
         raise OSError(errno.EINVAL, "no")

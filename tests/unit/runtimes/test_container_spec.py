@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.errors import SpecInvalidError
 from runtimes.bundle import Bundle
@@ -11,6 +13,7 @@ from runtimes.container_spec import (
     labels_of,
     seccomp_profile,
 )
+from runtimes.local.seccomp import ANY_BUT_INIT, ONLY_ONESELF
 from runtimes.local.syscalls import AARCH64, X86_64
 from tests.support.sandboxes import make_spec
 
@@ -19,7 +22,9 @@ RULES = ContainerRules(seccomp="{}", default_user=(65534, 65534))
 
 
 def settings(image=None, rules=RULES, **changes):
-    return container_settings(make_spec(**changes), image or ContainerImage("sha256:1"), rules, BUNDLE)
+    return container_settings(
+        make_spec(**changes), image or ContainerImage("sha256:1"), rules, BUNDLE, token="secret"
+    )
 
 
 def test_container_has_every_guard():
@@ -114,4 +119,75 @@ def test_profile_denies_by_default_and_allows_the_list(table):
     rules = {(tuple(rule["names"]), rule["action"]) for rule in profile["syscalls"]}
     assert (("clone3",), "SCMP_ACT_ERRNO") in rules
     free = {name for rule in profile["syscalls"] if not rule.get("args") for name in rule["names"]}
-    assert free - {"clone3"} == set(table.allowed) - {"clone", "socket", "personality"}
+    conditional = {
+        "clone",
+        "socket",
+        "personality",
+        "setpriority",
+        "ioprio_set",
+        *ONLY_ONESELF,
+        *ANY_BUT_INIT,
+    }
+    assert free - {"clone3"} == set(table.allowed) - conditional
+
+
+def is_allowed(profile, name, *arguments):
+    """What an engine makes of a profile: a rule holds if all its conditions do, and any one rule is enough."""
+
+    def holds(condition):
+        given = arguments[condition["index"]]
+        if condition["op"] == "SCMP_CMP_MASKED_EQ":
+            return given & condition["value"] == condition["valueTwo"]
+        assert condition["op"] == "SCMP_CMP_EQ"
+        return given == condition["value"]
+
+    rules = [rule for rule in profile["syscalls"] if name in rule["names"]]
+    return any(rule["action"] == "SCMP_ACT_ALLOW" and all(map(holds, rule.get("args", ()))) for rule in rules)
+
+
+PROFILE = json.loads(seccomp_profile(X86_64))
+
+
+@given(high=st.sampled_from([0, 1 << 32, 1 << 63, 0xFFFFFFFF << 32]))
+def test_profile_lets_no_call_steer_process_1(high):
+    for name in (*ONLY_ONESELF, *ANY_BUT_INIT):
+        assert not is_allowed(PROFILE, name, 1 | high)
+        assert is_allowed(PROFILE, name, high)
+    assert [is_allowed(PROFILE, "setpriority", k | high, 1 | high) for k in (0, 1, 2)] == [False] * 3
+    assert [is_allowed(PROFILE, "setpriority", k | high, 0) for k in (0, 1, 2)] == [True, False, False]
+    assert [is_allowed(PROFILE, "ioprio_set", k | high, 1 | high) for k in (1, 2, 3)] == [False] * 3
+    assert [is_allowed(PROFILE, "ioprio_set", k | high, 0) for k in (1, 2, 3)] == [True, False, False]
+
+
+@given(number=st.integers(2, (1 << 22) - 1))
+def test_profile_lets_own_threads_and_children_be_scheduled(number):
+    assert all(is_allowed(PROFILE, name, number) for name in ANY_BUT_INIT)
+    assert is_allowed(PROFILE, "setpriority", 0, number)
+    assert not any(is_allowed(PROFILE, name, number) for name in ONLY_ONESELF)
+
+
+@pytest.mark.parametrize("workdir", ["/proc", "/proc/1", "//sys/x", "/./dev/shm", "/.sbx", "/.sbx/app"])
+def test_workdir_does_not_cover_what_is_the_kernels_or_execds(workdir):
+    with pytest.raises(SpecInvalidError, match="workdir") as caught:
+        settings(workdir=workdir)
+    assert caught.value.field == "workdir"
+
+
+def test_execd_gets_its_token_and_is_sealed():
+    made = settings(ContainerImage("i", environment={"EXECD_ACCESS_TOKEN": "of the image"}))
+    assert [entry for entry in made["Env"] if "TOKEN" in entry] == ["EXECD_ACCESS_TOKEN=secret"]
+    assert "--sealed" in made["Entrypoint"]
+    assert "--sealed" not in settings(is_sealed=False)["Entrypoint"]
+
+
+def test_image_has_no_say_in_how_execd_works():
+    image = ContainerImage("i", environment={"EXECD_STRIP_NEWLINES": "1", "EXECD_ENVS": "/tmp/x", "A": "1"})
+    env = settings(image)["Env"]
+    assert {"EXECD_STRIP_NEWLINES=", "EXECD_ENVS=", "A=1"} <= set(env)
+
+
+@pytest.mark.parametrize("name", ["EXECD_ENVS", "EXECD_ACCESS_TOKEN", "SANDMILL_ORIG_LD_PRELOAD"])
+def test_job_cannot_set_what_is_execds(name):
+    with pytest.raises(SpecInvalidError, match=name) as caught:
+        settings(env={name: "x"})
+    assert caught.value.field == "env"

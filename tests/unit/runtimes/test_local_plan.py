@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import SpecInvalidError
 from runtimes.local.bwrap import arguments
 from runtimes.local.diagnosis import advice
 from runtimes.local.host_image import Sources, build_plan, write_etc
-from runtimes.local.plan import Bind, Plan, ProcFolder, Tmpfs
+from runtimes.local.plan import Bind, Directory, Plan, ProcFolder, Tmpfs
 from tests.support.sandboxes import make_spec
 
 SOURCES = Sources(etc="/view/etc", bundle="/view/bundle", extra={"/opt/py": "/view/py"})
@@ -69,6 +70,33 @@ def test_nothing_of_the_host_is_bound_but_system_folders():
     assert set(devices) <= {"/dev/null"}
     passwd = [mount for mount in plan().mounts if isinstance(mount, Bind) and "passwd" in mount.source]
     assert passwd == []
+
+
+@pytest.mark.parametrize(
+    "workdir",
+    ["/etc/cron.d", "/proc/1", "/sys", "/dev/shm", "/usr/src/x", "/bin", "/.sbx", "/opt/py/x", "/tmp/../etc", "//proc"],
+)  # fmt: skip
+def test_workdir_in_a_folder_of_the_system_is_refused_whatever_the_host_has_there(workdir, monkeypatch):
+    answers = set()
+    for has_it in (True, False):
+        monkeypatch.setattr(Path, "is_dir", lambda _path, has_it=has_it: has_it)
+        with pytest.raises(SpecInvalidError, match="workdir") as caught:
+            plan(workdir=workdir)
+        assert caught.value.field == "workdir"
+        answers.add(str(caught.value))
+    assert len(answers) == 1
+
+
+def test_workdir_elsewhere_is_made():
+    assert plan(workdir="/testbed/x").mounts[-1] == Directory("/testbed/x")
+    assert plan(workdir="/usrlocal").workdir == "/usrlocal"
+
+
+@pytest.mark.parametrize("name", ["EXECD_ENVS", "EXECD_STRIP_NEWLINES", "SANDMILL_EXECUTION_ID"])
+def test_job_cannot_set_what_is_execds(name):
+    with pytest.raises(SpecInvalidError, match=name) as caught:
+        plan(env={name: "x"})
+    assert caught.value.field == "env"
 
 
 def test_masks_come_after_what_they_cover():

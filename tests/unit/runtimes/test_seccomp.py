@@ -5,14 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimes.local.seccomp import ALLOW, build_filter, encode, errno_action
+from runtimes.local.seccomp import ALLOW, ANY_BUT_INIT, ONLY_ONESELF, build_filter, encode, errno_action
 from runtimes.local.syscalls import AARCH64, X86_64, native_table
 from tests.support.bpf import decide
 
 EPERM, ENOSYS = errno_action(errno.EPERM), errno_action(errno.ENOSYS)
 BOTH = pytest.mark.parametrize("table", [X86_64, AARCH64], ids=lambda table: table.machine)
 PROGRAMS = {table.machine: build_filter(table) for table in (X86_64, AARCH64)}
-CONDITIONAL = ("clone", "ioctl", "socket", "personality")
+CONDITIONAL = (
+    "clone", "ioctl", "socket", "personality", "setpriority", "ioprio_set", *ONLY_ONESELF, *ANY_BUT_INIT,
+)  # fmt: skip
 
 
 def ask(table, name_or_number, *arguments):
@@ -82,12 +84,35 @@ def test_personality_does_not_weaken_memory_protection(table):
     assert [ask(table, "personality", value) for value in (0x400000, 0x40000)] == [EPERM] * 2
 
 
+@BOTH
+@pytest.mark.parametrize("high", [0, 1 << 32, 1 << 63], ids=hex)
+def test_no_call_steers_process_1_whatever_the_high_half(table, high):
+    for name in (*ONLY_ONESELF, *ANY_BUT_INIT):
+        assert ask(table, name, 1 | high) == EPERM
+        assert ask(table, name, 0 | high) == ALLOW
+    # setpriority: process, group, user. ioprio_set counts from one.
+    assert [ask(table, "setpriority", kind | high, 1 | high) for kind in (0, 1, 2)] == [EPERM] * 3
+    assert [ask(table, "setpriority", kind | high, 0) for kind in (0, 1, 2)] == [ALLOW, EPERM, EPERM]
+    assert [ask(table, "ioprio_set", kind | high, 1 | high) for kind in (1, 2, 3)] == [EPERM] * 3
+    assert [ask(table, "ioprio_set", kind | high, 0) for kind in (1, 2, 3)] == [ALLOW, EPERM, EPERM]
+
+
+@BOTH
+@given(number=st.integers(2, (1 << 22) - 1))
+def test_own_threads_and_children_are_scheduled_by_number(table, number):
+    assert {ask(table, name, number) for name in ANY_BUT_INIT} == {ALLOW}
+    assert ask(table, "setpriority", 0, number) == ALLOW
+    assert {ask(table, name, number) for name in ONLY_ONESELF} == {EPERM}
+    assert ask(table, "ioprio_set", 1, number) == EPERM
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "mount", "unshare", "setns", "bpf", "ptrace", "keyctl", "add_key", "io_uring_setup", "perf_event_open",
         "userfaultfd", "init_module", "kexec_load", "clock_settime", "open_by_handle_at", "name_to_handle_at",
         "process_vm_readv", "pidfd_getfd", "chroot", "reboot", "syslog", "mbind", "fanotify_init", "acct",
+        "kcmp", "migrate_pages", "move_pages", "process_madvise", "process_vm_writev",
     ],
 )  # fmt: skip
 def test_dangerous_call_is_not_in_the_list(name):
