@@ -122,9 +122,18 @@ def run_noops(stack: Stack, api: httpx.Client, trials: int) -> float:
 
 
 def insert_seconds(api: httpx.Client, stack: Stack) -> float:
-    """Time the insert of 1,000 jobs, then wait until they are gone."""
+    """Time the insert of 1,000 jobs as an evaluation has them, then wait until they are gone."""
+    batch = batch_of(1000, 1)
+    for job in batch["jobs"]:
+        job["steps"] = [
+            {"name": "setup", "role": "setup", "run": "true"},
+            {"name": "verify", "role": "verify", "run": "python3 -m unittest -v", "timeout": 60},
+        ]
+        job["inputs"] = [{"path": "/testbed/patch.diff", "text": "x" * 500, "before": "verify"}]
+        tests = [f"t.T.test_{number}" for number in range(20)]
+        job["verdict"] = {"from": "log", "parser": "unittest", "fail_to_pass": tests}
     started = time.monotonic()
-    reply = api.post("/v1/batches", json=batch_of(1000, 1))
+    reply = api.post("/v1/batches", json=batch)
     reply.raise_for_status()
     took = time.monotonic() - started
     with psycopg.connect(stack.database_url, autocommit=True) as database:

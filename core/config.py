@@ -29,52 +29,71 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("REDIS_URL", "SANDMILL_REDIS_URL"),
         description="redis://:password@host:port/0",
     )
-    log_format: Literal["json", "console"] = "json"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = Field(
+        default="json", description="json: a line per event for programs; console: for people."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="debug, info, warning or error."
+    )
 
-    # API. 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
-    api_host: str = "127.0.0.1"
-    api_port: int = Field(default=8080, ge=0, le=65535)
-    api_pool_size: int = Field(default=10, ge=1, le=200)
+    api_host: str = Field(default="127.0.0.1", description="Where an API that runs alone listens.")
+    api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
+    # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
+    api_pool_size: int = Field(default=10, ge=1, le=200, description="Database connections of one API.")
+    runtime: str = Field(
+        default="local", description="Runtime of jobs that name none: local, docker or fake."
+    )
     request_deadline_seconds: float = Field(
         default=25.0, gt=0, description="From the end of a request to the start of its answer, then 503."
     )
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 20, description="Largest JSON body accepted.")
     max_blob_bytes: int = Field(default=2 << 30, ge=1 << 20, description="Largest single blob accepted.")
 
-    # Scheduler. A tick every 100 ms bounds the delay when the wake-up is lost.
-    tick_seconds: float = Field(default=0.1, gt=0, le=10)
+    # A tick every 100 ms bounds the delay when the wake-up is lost.
+    tick_seconds: float = Field(
+        default=0.1, gt=0, le=10, description="Time between two looks at the queue when nothing rings."
+    )
     dispatch_slots: int = Field(default=100, ge=1, le=1000, description="Most trials dispatched per tick.")
     rering_seconds: float = Field(
         default=2.0, gt=0, description="Age at which an unanswered bell is rung again."
     )
     claim_timeout_seconds: float = Field(default=30.0, gt=0, description="Dispatched to claimed.")
 
-    # Leases. 60 s outlives a database failover; the worker stops its sandboxes 10 s before the lease lapses.
-    lease_seconds: float = Field(default=60.0, gt=0)
-    lease_margin_seconds: float = Field(default=10.0, gt=0)
-    lease_grace_seconds: float = Field(default=5.0, ge=0)
-    heartbeat_seconds: float = Field(default=5.0, gt=0)
-
-    # Worker.
-    runtime: str = Field(
-        default="local", description="Runtime of jobs that name none: local, docker or fake."
+    # 60 s outlives a database failover; the worker stops its sandboxes 10 s before the lease lapses.
+    lease_seconds: float = Field(
+        default=60.0, gt=0, description="How long a worker that is not heard is believed alive."
     )
-    runtimes: tuple[str, ...] = Field(default=("local",), description="Runtimes this node offers.")
-    celery_task_events: bool = Field(
-        default=False,
-        description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
+    lease_margin_seconds: float = Field(
+        default=10.0, gt=0, description="So long before its lease lapses a worker stops its sandboxes."
+    )
+    lease_grace_seconds: float = Field(
+        default=5.0, ge=0, description="So long after it lapsed the trials go to other workers."
+    )
+    heartbeat_seconds: float = Field(default=5.0, gt=0, description="Time between two renewals of a lease.")
+
+    runtimes: tuple[str, ...] = Field(
+        default=("local",), description="Runtimes this node offers: a JSON list of local, docker and fake."
     )
     worker_slots: int = Field(default=8, ge=1, le=128, description="Attempts at a time on this worker.")
-    worker_pool_size: int = Field(default=6, ge=1, le=64)
+    worker_pool_size: int = Field(
+        default=6, ge=1, le=64, description="Database connections of one worker, beside the heartbeat's."
+    )
     worker_cpu_millicores: int | None = Field(
-        default=None, ge=100, description="Default: all cores, twice over."
+        default=None,
+        ge=100,
+        description="CPU handed out to sandboxes, 1000 a core. Default: all cores, twice over.",
     )
     worker_memory_bytes: int | None = Field(
-        default=None, ge=64 << 20, description="Default: 80 % of the memory."
+        default=None,
+        ge=64 << 20,
+        description="Memory handed out to sandboxes. Default: 80 % of the memory.",
     )
     log_cap_bytes: int = Field(
         default=16 << 20, ge=1 << 16, description="Kept output per attempt, head and tail."
+    )
+    celery_task_events: bool = Field(
+        default=False,
+        description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
     )
 
     @property

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -21,7 +21,7 @@ def configure_logging(*, level: str = "info", style: Literal["json", "console"] 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
@@ -31,3 +31,13 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Give the logger of one module."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(component=name)
     return logger
+
+
+class _Stderr:
+    """Whatever is stderr when a line is written: loggers are kept, and a redirection lasts a while only."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -83,12 +83,12 @@ def create_key(
 @app.command()
 def doctor() -> None:
     """Check what this machine can do, one line each; exit code 1 when something needed is missing."""
-    from launcher.doctor import examine  # noqa: PLC0415
+    from launcher.doctor import Mark, examine  # noqa: PLC0415
 
     failed = False
     for finding in examine(LauncherSettings()):
         typer.echo(str(finding))
-        failed = failed or finding.ok is False
+        failed = failed or finding.mark is Mark.FAIL
     if failed:
         raise typer.Exit(1)
 

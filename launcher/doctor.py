@@ -1,10 +1,11 @@
-"""One line per thing that must work on this host, each with what to do when it does not."""
+"""One line per thing that must work on this host, each with what to do when it does not, or not in full."""
 
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -14,23 +15,34 @@ from launcher.embedded import embedded_services
 from launcher.errors import StartupError
 from launcher.external import check_external_postgres, check_external_redis
 from launcher.state import Home
+from runtimes.base import Runtime
 from runtimes.registry import build_runtime
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "Mark", "examine"]
+
+
+class Mark(StrEnum):
+    """What a line says about the host, as it is printed."""
+
+    OK = "ok"
+    FAIL = "FAIL"
+    ABSENT = "-"
+    """Cannot be used here, but nothing needs it."""
+    NOTE = "note"
+    """Works, with less than one would expect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check. ok None: cannot be used here, but nothing needs it. detail: what was seen or what to do."""
+    """Result of one check. detail: what was seen or what to do."""
 
     name: str
-    ok: bool | None
+    mark: Mark
     detail: str
 
     def __str__(self) -> str:
         """One line for a person."""
-        mark = {True: "ok  ", False: "FAIL", None: "-   "}[self.ok]
-        return f"{mark}  {self.name}: {self.detail}"
+        return f"{self.mark:<4}  {self.name}: {self.detail}"
 
 
 _RUNTIMES = {"local": True, "docker": False}
@@ -39,26 +51,28 @@ _RUNTIMES = {"local": True, "docker": False}
 
 def examine(settings: LauncherSettings) -> Iterator[Finding]:
     """Run every check, one after the other; a failed one does not stop the rest."""
-    yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
+    is_new_enough = sys.version_info >= (3, 11)
+    yield Finding("python", Mark.OK if is_new_enough else Mark.FAIL, sys.version.split()[0])
     home = _check("home", lambda: _check_home(settings.home), is_required=True)
     yield home
-    if home.ok is False:
+    if home.mark is Mark.FAIL:
         return
     # A folder of its own, so that a running stack is not disturbed.
     folder = settings.home.expanduser() / "doctor"
     try:
         yield from _check_stores(settings, folder)
         for name, is_required in _RUNTIMES.items():
-            yield _check(f"runtime {name}", partial(_check_runtime, name, folder), is_required=is_required)
+            yield from _check_runtime(name, folder, is_required=is_required)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check(name: str, check: Callable[[], str], *, is_required: bool) -> Finding:
     try:
-        return Finding(name, ok=True, detail=check())
+        return Finding(name, Mark.OK, check())
     except SandmillError as error:
-        return Finding(name, ok=False if is_required else None, detail=" ".join(error.message.split()))
+        mark = Mark.FAIL if is_required else Mark.ABSENT
+        return Finding(name, mark, " ".join(error.message.split()))
 
 
 def _check_home(path: Path) -> str:
@@ -79,10 +93,10 @@ def _check_stores(settings: LauncherSettings, folder: Path) -> Iterator[Finding]
         return
     try:
         with embedded_services(folder, settings={"fsync": "off"}) as services:
-            yield Finding("postgres", ok=True, detail=services.postgres.label)
-            yield Finding("valkey", ok=True, detail="answers on a loopback port")
+            yield Finding("postgres", Mark.OK, services.postgres.label)
+            yield Finding("valkey", Mark.OK, "answers on a loopback port")
     except StartupError as error:
-        yield Finding("postgres and valkey", ok=False, detail=error.message)
+        yield Finding("postgres and valkey", Mark.FAIL, error.message)
 
 
 def _check_external(check: Callable[[str], str], url: str) -> str:
@@ -90,7 +104,16 @@ def _check_external(check: Callable[[str], str], url: str) -> str:
     return "answers"
 
 
-def _check_runtime(name: str, folder: Path) -> str:
+def _check_runtime(name: str, folder: Path, *, is_required: bool) -> Iterator[Finding]:
+    """Say whether it works, and in a note each what it cannot enforce here."""
+    title = f"runtime {name}"
     with closing(build_runtime(name, folder / "runtimes")) as runtime:
-        runtime.check()
+        found = _check(title, partial(_try, runtime), is_required=is_required)
+        yield found
+        if found.mark is Mark.OK:
+            yield from (Finding(title, Mark.NOTE, text) for text in runtime.limitations())
+
+
+def _try(runtime: Runtime) -> str:
+    runtime.check()
     return "works"

@@ -25,9 +25,12 @@ def check_external_postgres(url: str) -> str:
         with psycopg.connect(plain, connect_timeout=_TIMEOUT_SECONDS) as connection:
             version = connection.info.server_version
     except psycopg.Error as error:
-        raise StartupError(f"DATABASE_URL does not work: {_without_password(str(error), plain)}") from None
+        raise _does_not_work("DATABASE_URL", str(error), plain) from None
     if version < _OLDEST_POSTGRES:
-        raise StartupError(f"DATABASE_URL is PostgreSQL {version // 10000}, at least 15 is needed")
+        raise StartupError(
+            f"DATABASE_URL is PostgreSQL {version // 10000}, at least 15 is needed: "
+            "use a newer server, or unset DATABASE_URL to have one started here"
+        )
     return plain
 
 
@@ -41,8 +44,15 @@ def check_external_redis(url: str) -> str:
         ) as client:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
-        raise StartupError(f"REDIS_URL does not work: {_without_password(str(error), url)}") from None
+        raise _does_not_work("REDIS_URL", str(error), url) from None
     return url
+
+
+def _does_not_work(name: str, reason: str, url: str) -> StartupError:
+    reason = " ".join(_without_password(reason, url).split())
+    return StartupError(
+        f"{name} does not work: {reason}; start that server or mend {name}, or unset it to have one started here"
+    )
 
 
 def _without_password(message: str, url: str) -> str:

@@ -21,6 +21,7 @@ def test_database_that_is_away_is_named_without_its_password(scheme):
         check_external_postgres(f"{scheme}://user:hunter2@127.0.0.1:{find_free_port()}/x")
     assert "hunter2" not in caught.value.message
     assert "\n" not in caught.value.message
+    assert "start that server or mend DATABASE_URL, or unset it" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_redis_that_is_away_is_named_without_its_password():
     with pytest.raises(StartupError, match=r"REDIS_URL does not work: .*refused") as caught:
         check_external_redis(f"redis://:hunter2@127.0.0.1:{find_free_port()}/0")
     assert "hunter2" not in caught.value.message
+    assert "start that server or mend REDIS_URL, or unset it" in caught.value.message
 
 
 @pytest.mark.parametrize("url", ["", "valkey://h", "redis//h", "unix:///x"])

@@ -1,6 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
+from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 
+from core.config import Settings
+from runtimes.fake import FakeRuntime
 from workers import process
 
 
@@ -41,3 +46,27 @@ def test_worker_that_cannot_start_ends_instead_of_idling(monkeypatch: pytest.Mon
     monkeypatch.setattr(process.os, "_exit", leave)
     with pytest.raises(Exited, match="1"):
         process._start_when_possible(Broken(0))
+
+
+class WeakRuntime(FakeRuntime):
+    """On a host that lets it enforce less than it should."""
+
+    def limitations(self) -> list[str]:
+        return ["CPU time is not limited at all: run as root"]
+
+
+@pytest.mark.parametrize(("runtime", "expected"), [(WeakRuntime, 1), (FakeRuntime, 0)], ids=["weak", "sound"])
+def test_what_a_runtime_cannot_enforce_is_logged_once_at_the_start(monkeypatch, tmp_path, runtime, expected):
+    monkeypatch.setattr(process, "build_runtime", lambda _name, _folder: runtime())
+    settings = Settings(
+        database_url=SecretStr("postgresql://h/d"),
+        redis_url=SecretStr("redis://h"),
+        home=tmp_path,
+        runtimes=("fake",),
+    )
+    lines = []
+    recorder = SimpleNamespace(warning=lambda event, **fields: lines.append((event, fields)))
+    monkeypatch.setattr(process, "log", recorder)
+    process.build_runtimes(settings)
+    told = ("runtime_has_limitations", {"runtime": "fake", "limitations": WeakRuntime().limitations()})
+    assert lines == [told] * expected

@@ -1,0 +1,37 @@
+import pytest
+
+from core.errors import RuntimeUnavailableError
+from launcher import doctor
+from runtimes.fake import FakeRuntime
+
+
+class WeakRuntime(FakeRuntime):
+    """Works, with one limit that nobody holds and one that is held badly."""
+
+    def limitations(self) -> list[str]:
+        return ["CPU is not limited: run as root", "memory is limited per process: run as root"]
+
+
+class MissingRuntime(WeakRuntime):
+    def check(self) -> None:
+        raise RuntimeUnavailableError("no engine:\n install one")
+
+
+def lines(monkeypatch, tmp_path, runtime, *, is_required: bool) -> list[str]:
+    monkeypatch.setattr(doctor, "build_runtime", lambda _name, _folder: runtime())
+    return [str(found) for found in doctor._check_runtime("local", tmp_path, is_required=is_required)]
+
+
+def test_each_limitation_is_a_note_with_its_way_out(monkeypatch, tmp_path):
+    assert lines(monkeypatch, tmp_path, WeakRuntime, is_required=True) == [
+        "ok    runtime local: works",
+        "note  runtime local: CPU is not limited: run as root",
+        "note  runtime local: memory is limited per process: run as root",
+    ]
+    assert lines(monkeypatch, tmp_path, FakeRuntime, is_required=True) == ["ok    runtime local: works"]
+
+
+@pytest.mark.parametrize(("is_required", "mark"), [(True, "FAIL"), (False, "-   ")])
+def test_a_runtime_that_does_not_work_has_no_notes(monkeypatch, tmp_path, is_required, mark):
+    found = lines(monkeypatch, tmp_path, MissingRuntime, is_required=is_required)
+    assert found == [f"{mark}  runtime local: no engine: install one"]
