@@ -46,6 +46,7 @@ def create_celery(
         worker_send_task_events=task_events,
         task_send_sent_event=False,
         worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
         worker_enable_remote_control=False,
         broker_transport="core.guarded_redis:Transport",
         broker_connection_retry_on_startup=True,

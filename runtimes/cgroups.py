@@ -6,6 +6,7 @@ What the host does not let us do is left out of `SandboxCgroup.enforced`; the ca
 import errno
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -108,11 +109,19 @@ class SandboxCgroup:
         return ids
 
     def kill(self) -> None:
-        """Send SIGKILL to all of it at once, where the kernel has cgroup.kill (5.14); else do nothing."""
+        """Send SIGKILL to all of it: at once where the kernel has cgroup.kill (5.14), else to each member there is.
+
+        Also reaches what nobody has a record of, since its creator was killed before it could write one. Never root's
+        processes: a worker's own thread is in a version 1 group for the moment in which it starts the sandbox.
+        """
         for folder, version in self._folders.items():
             if version == 2:
                 with suppress(OSError):
                     (folder / "cgroup.kill").write_text("1")
+        for pid in self.process_ids() - {os.getpid()}:
+            if _real_uid(pid):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def stats(self) -> SandboxStats:
         """Read what the host accounts for."""
@@ -147,6 +156,7 @@ class SandboxCgroup:
                     # A dead process leaves its group a moment after its parent hears of it.
                     if error.errno != errno.EBUSY or time.monotonic() > deadline:
                         raise
+                    self.kill()
                     time.sleep(0.002)
                 else:
                     break
@@ -330,3 +340,13 @@ def _read_key(path: Path, key: str) -> int | None:
 def _first(*values: int | None) -> int | None:
     """Take the first value that is known."""
     return next((value for value in values if value is not None), None)
+
+
+def _real_uid(pid: int) -> int | None:
+    """Give the real user of a process; None when it is gone. The owner of /proc/PID would be root for a hidden one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)
+    return None if found is None else int(found[1])

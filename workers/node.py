@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
+from core.errors import RunFailure
 from core.logging import get_logger
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import Chunk
@@ -173,10 +174,19 @@ class NodeWorker:
         for runtime in self._runtimes.values():
             for handle in runtime.list():
                 if handle.labels.get("sandmill.node") == str(self.node_id) and not self._runs(handle):
-                    runtime.remove(handle)
-                    with self._statements.connect() as connection:
-                        SessionRepository(connection).mark_swept(handle.name)
-                    log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
+                    self._remove_leftover(runtime, handle)
+
+    def _remove_leftover(self, runtime: Runtime, handle: SandboxHandle) -> None:
+        try:
+            runtime.remove(handle)
+        except RunFailure:
+            # One that will not go now is no reason not to work: the next sweep tries again, and fences keep it from
+            # counting.
+            log.exception("leftover_not_removed", sandbox=handle.name, runtime=runtime.name)
+            return
+        with self._statements.connect() as connection:
+            SessionRepository(connection).mark_swept(handle.name)
+        log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
 
     def _runs(self, handle: SandboxHandle) -> bool:
         trial, fence = handle.labels.get("sandmill.trial", ""), handle.labels.get("sandmill.fence", "")

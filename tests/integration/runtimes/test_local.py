@@ -21,8 +21,9 @@ from core.errors import (
     RuntimeUnavailableError,
     SpecInvalidError,
 )
-from runtimes.base import Command
+from runtimes.base import Command, ResourceLimits
 from runtimes.bundle import Bundle, ensure_bundle
+from runtimes.cgroups import CgroupTree
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
 from runtimes.netns import connect_in_namespace
@@ -352,3 +353,19 @@ def test_socket_of_execd_is_for_the_owner_of_the_state_only(kind):
         assert folder.stat().st_mode & 0o077 == 0
         (path,) = folder.iterdir()
         assert path.is_socket()
+
+
+@as_root
+def test_processes_without_a_record_are_found_by_their_groups(tmp_path):
+    """A creator that is killed between start and record leaves a sandbox whose first process nobody wrote down."""
+    tree = CgroupTree("sandmill-test")
+    group = tree.create("sm-unrecorded", ResourceLimits(1000, 64 << 20, 1 << 20, 16))
+    with group.entered_by_this_thread():
+        process = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        assert process.pid in group.process_ids()
+        group.remove(timeout_seconds=5)
+        assert process.wait(5) == -9
+    finally:
+        process.kill()
+        process.wait()
