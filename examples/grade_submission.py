@@ -36,18 +36,18 @@ def make_job(source: str, expected: str) -> Job:
     return Job(
         key="submission",
         image="host",
-        workdir="/work",
+        workdir="/submission",
         inputs=[
-            Input("/work/main.py", text=source),
+            Input("/submission/main.py", text=source),
             Input("/judge/expected", text=expected, before="check"),
             Input("/judge/check.py", text=CHECK, before="check"),
         ],
         steps=[
             # -I: neither the folder nor the environment of the submission can change what python itself loads.
-            Step("run", "python3 -I main.py > /work/output", role="run", timeout=5),
+            Step("run", "python3 -I main.py > /submission/output", role="run", timeout=5),
             Step(
                 "check",
-                argv=["python3", "-I", "/judge/check.py", "/judge/expected", "/work/output"],
+                argv=["python3", "-I", "/judge/check.py", "/judge/expected", "/submission/output"],
                 role="verify",
                 cwd="/judge",
                 timeout=5,

@@ -102,6 +102,6 @@ def test_odd_artifacts_change_no_outcome(client: Client, script: str) -> None:
 
 
 def test_link_to_the_expected_output_does_not_pass(client: Client) -> None:
-    source = "import os; os.remove('/work/output'); os.symlink('/judge/expected', '/work/output')"
+    source = "import os; os.remove('/submission/output'); os.symlink('/judge/expected', '/submission/output')"
     assert run(client, make_job(source, expected="55\n")).outcome == "failed"
     assert run(client, make_job("print(55)", expected="55\n")).outcome == "passed"
