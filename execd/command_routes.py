@@ -9,6 +9,7 @@ from execd.errors import NotSupportedError
 from execd.launch import StartFailedError
 from execd.relay import DetachedOutputs, Relay, opening_frames, start_failure_frames
 from execd.requests import parse_command_request
+from execd.router import RouteTable
 
 __all__ = ["CommandRoutes"]
 
@@ -30,6 +31,11 @@ class CommandRoutes:
         self._table = table
         self._strip_newlines = strip_newlines
         self._detached = DetachedOutputs()
+
+    @property
+    def routes(self) -> RouteTable:
+        """For the router."""
+        return {"/command": {"POST": self.run, "DELETE": self.interrupt}}
 
     def close(self) -> None:
         """Let go of what background processes write."""

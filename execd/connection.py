@@ -43,11 +43,15 @@ class Limits:
 
 
 class Exchange:
-    """One request and its response. Bytes go out only through `reply…`, or `start` and `send`."""
+    """One request and its response. Bytes go out only through `reply…`, or `start` and `send`.
+
+    path_values: what stands in the path where the route has a name in braces.
+    """
 
     def __init__(self, connection: "Connection", request: h11.Request) -> None:
         self.method = request.method.decode("ascii")
         self.target: Target = parse_target(request.target)
+        self.path_values: dict[str, str] = {}
         self._headers = {bytes(name): bytes(value) for name, value in request.headers}
         self._connection = connection
         self.is_started = False

@@ -11,16 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from execd import kernel
-from execd.accounts import Accounts
-from execd.command_routes import CommandRoutes
-from execd.commands import ExecutionTable
 from execd.connection import Limits
-from execd.envs import CommandEnvironment, initial_environment
-from execd.file_routes import FileRoutes
+from execd.envs import initial_environment
 from execd.options import USAGE, Options, OptionsError, parse_options
 from execd.reaper import Reaper
-from execd.routes import Routes
 from execd.server import Server
+from execd.service import Service
 
 __all__ = ["main"]
 
@@ -109,14 +105,10 @@ async def _serve(options: Options, environment: Mapping[str, str], listener: soc
     # A command holds up to five descriptors while it starts and three after; they must not run out.
     descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) - _OWN_DESCRIPTORS
     limits = Limits(connections=max(8, min(256, descriptors // 6)))
-    accounts = Accounts()
-    env = CommandEnvironment(environment, reads_file=not options.is_sealed)
-    table = ExecutionTable(env, accounts, reaper, max_running=limits.connections)
-    commands = CommandRoutes(table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1")
-    server = Server(Routes(commands, FileRoutes(accounts), access_token=options.access_token).handle, limits)
+    service = Service(options, environment, limits, reaper)
+    server = Server(service.routes.handle, limits)
     await server.start(listener)
     log.info("execd_started pid=%d", os.getpid())
     await stop.wait()
     await server.stop(grace_seconds=options.grace_seconds)
-    await table.kill_all()
-    commands.close()
+    await service.close()

@@ -21,6 +21,7 @@ from execd.errors import (
 )
 from execd.files import Download, FileInspector, NamePattern, parse_range
 from execd.multipart import BrokenMultipartError, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
+from execd.router import RouteTable
 from execd.target import percent_encode
 from execd.uploads import MAX_METADATA_BYTES, UploadTransaction, parse_metadata
 
@@ -37,6 +38,17 @@ class FileRoutes:
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self._inspector = FileInspector(accounts)
+
+    @property
+    def routes(self) -> RouteTable:
+        """For the router."""
+        return {
+            "/files": {"DELETE": self.delete},
+            "/files/download": {"GET": self.download},
+            "/files/info": {"GET": self.info},
+            "/files/search": {"GET": self.search},
+            "/files/upload": {"POST": self.upload},
+        }
 
     async def info(self, exchange: Exchange) -> None:
         """GET /files/info."""

@@ -2,19 +2,11 @@
 
 import logging
 from _operator import _compare_digest as compare_digest  # `hmac` has the same one and loads OpenSSL with it
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-from execd.command_routes import CommandRoutes
 from execd.connection import Exchange
-from execd.errors import (
-    BadRangeError,
-    ExecdError,
-    MethodNotAllowedError,
-    RouteMissingError,
-    UnauthorizedError,
-)
-from execd.file_routes import FileRoutes
+from execd.errors import BadRangeError, ExecdError, UnauthorizedError
+from execd.router import Router, RouteTable
 
 __all__ = ["Routes"]
 
@@ -26,24 +18,16 @@ TOKEN_HEADER: Final = "X-EXECD-ACCESS-TOKEN"  # noqa: S105  # a name, not a secr
 class Routes:
     """All routes of the daemon; `handle` is what the server calls."""
 
-    def __init__(self, commands: CommandRoutes, files: FileRoutes, *, access_token: str | None) -> None:
+    def __init__(self, *tables: RouteTable, access_token: str | None) -> None:
         """access_token: None lets everyone in."""
         self._access_token = access_token
-        self._routes: dict[str, dict[str, Callable[[Exchange], Awaitable[None]]]] = {
-            "/ping": {"GET": _ping},
-            "/command": {"POST": commands.run, "DELETE": commands.interrupt},
-            "/files": {"DELETE": files.delete},
-            "/files/download": {"GET": files.download},
-            "/files/info": {"GET": files.info},
-            "/files/search": {"GET": files.search},
-            "/files/upload": {"POST": files.upload},
-        }
+        self.router = Router({"/ping": {"GET": _ping}}, *tables)
 
     async def handle(self, exchange: Exchange) -> None:
         """Serve one request. Raises only when the connection is to be dropped."""
         try:
             self._authorise(exchange)
-            await self._find(exchange)(exchange)
+            await self.router.find(exchange)(exchange)
         except ExecdError as error:
             await self._reply_error(exchange, error)
         except (ConnectionError, EOFError, TimeoutError):
@@ -59,15 +43,6 @@ class Routes:
         given = exchange.header(TOKEN_HEADER) or ""
         if not compare_digest(given.encode("latin-1"), expected.encode("utf-8", "surrogateescape")):
             raise UnauthorizedError(f"Unauthorized: invalid or missing header {TOKEN_HEADER}")
-
-    def _find(self, exchange: Exchange) -> Callable[[Exchange], Awaitable[None]]:
-        methods = self._routes.get(exchange.target.path)
-        if methods is None:
-            raise RouteMissingError(f"no route {exchange.target.path}")
-        handler = methods.get(exchange.method)
-        if handler is None:
-            raise MethodNotAllowedError(f"{exchange.target.path} takes {', '.join(methods)}")
-        return handler
 
     async def _reply_error(self, exchange: Exchange, error: ExecdError) -> None:
         if exchange.is_started:

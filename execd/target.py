@@ -14,10 +14,14 @@ _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A decoded target. Bytes that are not UTF-8 are kept as surrogates, as in file names of `os`."""
+    """A decoded target. Bytes that are not UTF-8 are kept as surrogates, as in file names of `os`.
+
+    raw: as the client sent it.
+    """
 
     path: str
     query: dict[str, list[str]]
+    raw: bytes = b""
 
     def required(self, name: str) -> str:
         """Give the only value of a parameter. Raises MissingQueryError, InvalidQueryError when repeated."""
@@ -53,7 +57,7 @@ def parse_target(raw: bytes) -> Target:
         if pair:
             name, _, value = pair.replace(b"+", b" ").partition(b"=")
             parameters.setdefault(_decode(name), []).append(_decode(value))
-    return Target(_decode(path), parameters)
+    return Target(_decode(path), parameters, raw)
 
 
 def percent_encode(text: str) -> str:

@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 
 from execd import errors, requests
-from execd.accounts import Accounts
-from execd.command_routes import CommandRoutes
-from execd.commands import EndReason, ExecutionTable
-from execd.envs import CommandEnvironment
-from execd.file_routes import FileRoutes
+from execd.commands import EndReason
+from execd.connection import Limits
+from execd.options import Options
 from execd.reaper import Reaper
-from execd.routes import Routes
+from execd.service import Service
 
 SPEC = (Path(__file__).parents[3] / "specs" / "execd.yaml").read_text()
 
@@ -25,8 +23,7 @@ def block(start: str, indent: int) -> str:
 
 
 def test_the_routes_are_those_of_the_daemon() -> None:
-    table = ExecutionTable(CommandEnvironment({}), Accounts(), Reaper(), max_running=1)
-    routes = Routes(CommandRoutes(table, strip_newlines=False), FileRoutes(Accounts()), access_token=None)
+    routes = Service(Options(), {}, Limits(), Reaper()).routes
     documented = {
         path: {
             method.upper()
@@ -34,7 +31,7 @@ def test_the_routes_are_those_of_the_daemon() -> None:
         }
         for path in re.findall(r"^  (/\S*):$", SPEC, re.MULTILINE)
     }
-    assert documented == {path: set(methods) for path, methods in routes._routes.items()}
+    assert documented == {path: set(methods) for path, methods in routes.router.paths().items()}
 
 
 def test_the_fields_of_a_command_are_those_it_takes() -> None:

@@ -1,0 +1,36 @@
+"""The parts of one daemon, put together."""
+
+from collections.abc import Mapping
+
+from execd.accounts import Accounts
+from execd.command_routes import CommandRoutes
+from execd.commands import ExecutionTable
+from execd.connection import Limits
+from execd.envs import CommandEnvironment
+from execd.file_routes import FileRoutes
+from execd.options import Options
+from execd.reaper import Reaper
+from execd.routes import Routes
+
+__all__ = ["Service"]
+
+
+class Service:
+    """Everything that answers requests. Each group of routes brings its own table."""
+
+    def __init__(
+        self, options: Options, environment: Mapping[str, str], limits: Limits, reaper: Reaper
+    ) -> None:
+        accounts = Accounts()
+        env = CommandEnvironment(environment, reads_file=not options.is_sealed)
+        self._table = ExecutionTable(env, accounts, reaper, max_running=limits.connections)
+        self._commands = CommandRoutes(
+            self._table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1"
+        )
+        files = FileRoutes(accounts)
+        self.routes = Routes(self._commands.routes, files.routes, access_token=options.access_token)
+
+    async def close(self) -> None:
+        """End all that was started for clients."""
+        await self._table.kill_all()
+        self._commands.close()
