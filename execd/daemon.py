@@ -70,7 +70,10 @@ def _prepare_process(options: Options) -> None:
         if os.getpid() != 1:
             log.warning("sealed_but_not_process_1")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    kernel.close_other_descriptors(keep=set() if options.listen_fd is None else {options.listen_fd})
+    kept = _keep_accounts(options)
+    if options.listen_fd is not None:
+        kept.add(options.listen_fd)
+    kernel.close_other_descriptors(keep=kept)
     for number, value in options.rlimits.items():
         resource.setrlimit(number, (value, value))
     if not kernel.adopt_orphans():
@@ -80,6 +83,16 @@ def _prepare_process(options: Options) -> None:
     # Commands run as the same user: one that writes to our memory could forge the results of all later ones.
     if not kernel.hide_memory():
         log.warning("memory_not_hidden")
+
+
+def _keep_accounts(options: Options) -> set[int]:
+    """Take over the descriptors of `--account`. Raises OSError naming the flag."""
+    for name, fd in options.accounts.items():
+        try:
+            os.set_inheritable(fd, False)
+        except OSError as error:
+            raise OSError(f"--account: {name}={fd}: {error.strerror}") from error
+    return set(options.accounts.values())
 
 
 def _open_listener(options: Options) -> socket.socket:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from execd.accounting import ACCOUNT_NAMES, LIMIT_NAMES
+
 __all__ = ["USAGE", "Options", "OptionsError", "parse_options"]
 
 DEFAULT_PORT: Final = 44772
@@ -19,6 +21,9 @@ usage: execd [options]
   --access-token TOKEN               demand it in X-EXECD-ACCESS-TOKEN; better given as EXECD_ACCESS_TOKEN
   --rlimit NAME=VALUE                hard and soft limit for execd and all commands, e.g. nofile=1024; repeatable;
                                      VALUE is a number or "unlimited"
+  --account NAME=N                   inherited descriptor of the control group file that counts what the sandbox
+                                     uses; NAME: memory_usage, memory_events, cpu_usage; repeatable
+  --limit NAME=VALUE                 what the sandbox may use; NAME: cpu_millicores, memory_bytes; repeatable
   --sealed                           nothing inside steers execd: commands take no variables from the file that
                                      EXECD_ENVS names, and process 1 ends by SIGKILL from outside only
   --graceful-shutdown-timeout TIME   for running requests after SIGTERM: 500ms, 1s, 2 (default 1s)
@@ -40,13 +45,15 @@ class OptionsError(ValueError):
 
 @dataclass(slots=True)
 class Options:
-    """What the daemon was told. rlimits: resource number to value."""
+    """What the daemon was told. rlimits: resource number to value. accounts, limits: see `execd.accounting`."""
 
     host: str = "0.0.0.0"  # noqa: S104  # the sandbox's own namespace; the protocol fixes it
     port: int = DEFAULT_PORT
     listen_fd: int | None = None
     access_token: str | None = None
     rlimits: dict[int, int] = field(default_factory=dict)
+    accounts: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     grace_seconds: float = 1.0
     log_level: int = logging.WARNING
     is_sealed: bool = False
@@ -106,6 +113,20 @@ def _set_rlimit(options: Options, name: str, value: str) -> None:
     options.rlimits[number] = resource.RLIM_INFINITY if unlimited else _number(name, amount, 1 << 62)
 
 
+def _set_account(options: Options, name: str, value: str) -> None:
+    account, _, descriptor = value.partition("=")
+    if account not in ACCOUNT_NAMES:
+        raise OptionsError(f"{name}: unknown account {account!r}; there are {', '.join(ACCOUNT_NAMES)}")
+    options.accounts[account] = _number(name, descriptor, 1 << 20)
+
+
+def _set_limit(options: Options, name: str, value: str) -> None:
+    limit, _, amount = value.partition("=")
+    if limit not in LIMIT_NAMES:
+        raise OptionsError(f"{name}: unknown limit {limit!r}; there are {', '.join(LIMIT_NAMES)}")
+    options.limits[limit] = _number(name, amount, 1 << 62, minimum=1)
+
+
 def _set_grace(options: Options, name: str, value: str) -> None:
     options.grace_seconds = _duration(name, value)
 
@@ -127,14 +148,16 @@ _FLAGS = {
     "--listen-fd": _set_listen_fd,
     "--access-token": _set_access_token,
     "--rlimit": _set_rlimit,
+    "--account": _set_account,
+    "--limit": _set_limit,
     "--graceful-shutdown-timeout": _set_grace,
     "--log-level": _set_log_level,
 }
 
 
-def _number(name: str, value: str, maximum: int) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) < 20 and int(value) <= maximum):
-        raise OptionsError(f"{name}: {value!r} is not a number from 0 to {maximum}")
+def _number(name: str, value: str, maximum: int, *, minimum: int = 0) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) < 20 and minimum <= int(value) <= maximum):
+        raise OptionsError(f"{name}: {value!r} is not a number from {minimum} to {maximum}")
     return int(value)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from execd.accounting import Accounting
 from execd.accounts import Accounts
 from execd.command_routes import CommandRoutes
 from execd.commands import ExecutionTable
@@ -21,6 +22,7 @@ class Service:
     def __init__(
         self, options: Options, environment: Mapping[str, str], limits: Limits, reaper: Reaper
     ) -> None:
+        self.accounting = Accounting(options.accounts, options.limits)
         accounts = Accounts()
         env = CommandEnvironment(environment, reads_file=not options.is_sealed)
         self._table = ExecutionTable(env, accounts, reaper, max_running=limits.connections)

@@ -41,6 +41,13 @@ def test_limits_are_collected() -> None:
     }
 
 
+def test_accounts_and_limits_of_the_sandbox_are_collected() -> None:
+    flags = ["--account", "cpu_usage=7", "--account=memory_events=8", "--limit", "memory_bytes=4096"]
+    options = parse_options(flags, {})
+    assert options.accounts == {"cpu_usage": 7, "memory_events": 8}
+    assert options.limits == {"memory_bytes": 4096}
+
+
 def test_sealing_is_a_choice() -> None:
     assert not parse_options([], {}).is_sealed
     assert parse_options(["--sealed", "--port", "80"], {}).is_sealed
@@ -73,6 +80,10 @@ def test_log_levels_are_names_or_numbers(level: str, expected: int) -> None:
         ["--rlimit", "nofile"],
         ["--rlimit", "infinity=1"],
         ["--rlimit", "cpu=-1"],
+        ["--account", "memory=3"],
+        ["--account", "cpu_usage=/sys"],
+        ["--limit", "cpu=3"],
+        ["--limit", "memory_bytes=0"],
         ["--graceful-shutdown-timeout", "-1"],
         ["--graceful-shutdown-timeout", "nan"],
         ["--graceful-shutdown-timeout", "2h"],
