@@ -9,6 +9,7 @@ from execd.commands import ExecutionTable
 from execd.connection import Limits
 from execd.envs import CommandEnvironment
 from execd.file_routes import FileRoutes
+from execd.metrics import MetricRoutes
 from execd.options import Options
 from execd.reaper import Reaper
 from execd.routes import Routes
@@ -30,7 +31,10 @@ class Service:
             self._table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1"
         )
         files = FileRoutes(accounts)
-        self.routes = Routes(self._commands.routes, files.routes, access_token=options.access_token)
+        metrics = MetricRoutes(self.accounting)
+        self.routes = Routes(
+            self._commands.routes, files.routes, metrics.routes, access_token=options.access_token
+        )
 
     async def close(self) -> None:
         """End all that was started for clients."""

@@ -100,6 +100,7 @@ def running_execd(
     flags: Sequence[str] = (),
     env: dict[str, str] | None = None,
     prefix: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> Iterator[RunningExecd]:
     """Start the bundle on an inherited listening socket; stop it and check that it stops."""
     log = work / "execd.log"
@@ -113,7 +114,7 @@ def running_execd(
         with log.open("wb") as log_file:
             process = subprocess.Popen(
                 [*prefix, *argv],
-                pass_fds=[listener.fileno()],
+                pass_fds=[listener.fileno(), *pass_fds],
                 env={"PATH": os.environ["PATH"], "HOME": str(work)} if env is None else env,
                 cwd=work,
                 stdin=subprocess.DEVNULL,
