@@ -12,6 +12,7 @@ from typing import Any, Final
 from execd.accounts import Accounts
 from execd.envs import CommandEnvironment
 from execd.errors import NotRunningError, OverloadedError
+from execd.families import Families
 from execd.launch import Launched, launch
 from execd.processes import (
     Origin,
@@ -171,11 +172,18 @@ class ExecutionTable:
     """All commands that have not been closed."""
 
     def __init__(
-        self, environment: CommandEnvironment, accounts: Accounts, reaper: Reaper, *, max_running: int
+        self,
+        environment: CommandEnvironment,
+        accounts: Accounts,
+        reaper: Reaper,
+        families: Families,
+        *,
+        max_running: int,
     ) -> None:
         self._environment = environment
         self._accounts = accounts
         self._reaper = reaper
+        self._families = families
         self._max_running = max_running
         self._running: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,6 +198,7 @@ class ExecutionTable:
         origin = Origin(launched.pid, launched.start_ticks, execution_id, predecessors)
         execution = Execution(origin, launched, self, kills_leftovers=request.kill_leftovers)
         self._running[execution_id] = execution
+        self._families.add(origin)
         self._reaper.watch(launched.pid, execution.on_exit)
         if launched.stdin_fd is not None:
             feeder = StdinFeeder(launched.stdin_fd, (request.stdin or "").encode())
@@ -217,6 +226,7 @@ class ExecutionTable:
             execution.kill(EndReason.KILLED_BY_CLIENT)
         await execution.killed()
         self._running.pop(execution.id, None)
+        self._families.discard(execution.origin)
         log.info(
             "command_ended id=%s reason=%s exit_code=%s signal=%s duration_ms=%d",
             execution.id,
@@ -233,8 +243,8 @@ class ExecutionTable:
         await kill_until_gone(lambda table: descendants_of(os.getpid(), table))
 
     def origins_besides(self, execution: Execution) -> list[Origin]:
-        """Give the origins of the other running commands."""
-        return [other.origin for other in self._running.values() if other is not execution]
+        """Give the origins of all else that runs: other commands, terminals."""
+        return self._families.besides(execution.origin)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run in the background and keep it from being collected."""

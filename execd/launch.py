@@ -1,12 +1,13 @@
 """Starting the main process of a command."""
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from execd.accounts import Accounts
 from execd.envs import DEFAULT_PATH, expand_directory
@@ -14,12 +15,15 @@ from execd.errors import InvalidBodyError
 from execd.processes import process_start
 from execd.requests import CommandRequest
 
-__all__ = ["Launched", "StartFailedError", "launch"]
+__all__ = ["Launched", "StartFailedError", "launch", "resolve_directory"]
 
 _MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 """The kernel's MAX_ARG_STRLEN without the final NUL; a longer script goes through a file in memory."""
 
 _CHILD_UMASK: Final = 0o022
+
+_TIOCSCTTY: Final = 0x540E
+"""The same on every architecture of Linux that this runs on; `termios` would have to be loaded for it."""
 
 
 class StartFailedError(Exception):
@@ -46,8 +50,9 @@ class Launched:
 
 @dataclass(slots=True)
 class _Plumbing:
-    """Pipe ends and other descriptors of one start; all are closed unless taken over."""
+    """Pipe ends and other descriptors of one start; all but the terminal are closed unless taken over."""
 
+    terminal: int | None
     ours: list[int] = field(default_factory=list)
     theirs: list[int] = field(default_factory=list)
 
@@ -68,14 +73,18 @@ class _Plumbing:
         return write_end, read_end
 
 
-def launch(request: CommandRequest, env: Mapping[str, str], accounts: Accounts) -> Launched:
+def launch(
+    request: CommandRequest, env: Mapping[str, str], accounts: Accounts, *, terminal: int | None = None
+) -> Launched:
     """Start the process in its own session, with only fds 0, 1, 2, default signals and umask 022.
 
+    A request with neither command nor argv starts the shell itself. terminal: the program's end of a
+    pseudo-terminal, which stays the caller's; it becomes all three descriptors and controls the session.
     Raises InvalidBodyError for a directory or user that cannot be used, StartFailedError for the rest.
     """
-    cwd = _directory(request.cwd, env, accounts)
+    cwd = resolve_directory(request.cwd, env, accounts)
     identity = _identity(request, accounts)
-    plumbing = _Plumbing()
+    plumbing = _Plumbing(terminal)
     try:
         return _start(request, env, cwd, identity, plumbing)
     except (OSError, subprocess.SubprocessError) as error:
@@ -100,28 +109,38 @@ def _start(
 ) -> Launched:
     argv, executable = _program(request, env, plumbing)
     outputs: dict[str, int] = {}
-    outputs["stdout"], out_end = plumbing.pipe_out()
-    err_end = subprocess.STDOUT
-    if not request.merge_stderr:
-        outputs["stderr"], err_end = plumbing.pipe_out()
-    stdin_fd, in_end = plumbing.pipe_in() if request.stdin is not None else (None, subprocess.DEVNULL)
+    stdin_fd: int | None = None
+    ends: dict[str, Any]
+    if plumbing.terminal is not None:
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), plumbing.terminal)
+        ends["preexec_fn"] = _take_terminal
+    else:
+        ends = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        outputs["stdout"], ends["stdout"] = plumbing.pipe_out()
+        if not request.merge_stderr:
+            outputs["stderr"], ends["stderr"] = plumbing.pipe_out()
+        if request.stdin is not None:
+            stdin_fd, ends["stdin"] = plumbing.pipe_in()
     popen = subprocess.Popen(
         argv,
         executable=executable,
         cwd=cwd,
         env=env,
-        stdin=in_end,
-        stdout=out_end,
-        stderr=err_end,
         start_new_session=True,
         umask=_CHILD_UMASK,
         # All our descriptors close on exec. Looking for others to close would take a hundred milliseconds under a
         # limit of a million files, whenever /proc/self is not ours to read.
         close_fds=False,
+        **ends,
         **identity,  # type: ignore[call-overload]  # the overloads cannot see through **kwargs
     )
     _offer_to_the_oom_killer(popen.pid)
     return Launched(popen, process_start(popen.pid), outputs, stdin_fd)
+
+
+def _take_terminal() -> None:
+    """In the child, as leader of its new session: make its standard input the session's terminal."""
+    fcntl.ioctl(0, _TIOCSCTTY, 0)
 
 
 def _offer_to_the_oom_killer(pid: int) -> None:
@@ -139,10 +158,12 @@ def _program(
     """Give argv, and the executable if it is not to be looked up."""
     if request.argv is not None:
         return list(request.argv), None
-    script = (request.command or "").encode("utf-8")
     name, executable = _shell(env)
+    if request.command is None:
+        return [name], executable
+    script = request.command.encode("utf-8")
     if len(script) <= _MAX_ARGUMENT_BYTES:
-        return [name, "-c", request.command or ""], executable
+        return [name, "-c", request.command], executable
     fd = os.memfd_create("command", os.MFD_CLOEXEC)
     plumbing.theirs.append(fd)
     # The shell opens the script anew, so the inherited descriptor is closed before the script's first word.
@@ -169,7 +190,11 @@ def _shell(env: Mapping[str, str]) -> tuple[str, str]:
     raise FileNotFoundError(errno.ENOENT, "neither bash nor sh is in this image", "sh")
 
 
-def _directory(cwd: str | None, env: Mapping[str, str], accounts: Accounts) -> str:
+def resolve_directory(cwd: str | None, env: Mapping[str, str], accounts: Accounts) -> str:
+    """Give the directory to start in: ~ and $NAME expanded; execd's own, or /, without one.
+
+    Raises InvalidBodyError if it cannot be used.
+    """
     if cwd is None:
         return os.getcwd() if _own_directory_exists() else "/"
     account = accounts.user_by_id(os.geteuid()) if cwd.startswith("~") and "HOME" not in env else None

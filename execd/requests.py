@@ -18,7 +18,7 @@ _MAX_VARIABLES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """A command as asked for. Exactly one of command and argv is set; text holds no NUL and no lone surrogate."""
+    """A command as asked for. At most one of command and argv is set; text holds no NUL and no lone surrogate."""
 
     command: str | None = None
     argv: tuple[str, ...] | None = None

@@ -8,6 +8,7 @@ from execd.command_routes import CommandRoutes
 from execd.commands import ExecutionTable
 from execd.connection import Limits
 from execd.envs import CommandEnvironment
+from execd.families import Families
 from execd.file_routes import FileRoutes
 from execd.metrics import MetricRoutes
 from execd.options import Options
@@ -26,7 +27,8 @@ class Service:
         self.accounting = Accounting(options.accounts, options.limits)
         accounts = Accounts()
         env = CommandEnvironment(environment, reads_file=not options.is_sealed)
-        self._table = ExecutionTable(env, accounts, reaper, max_running=limits.connections)
+        families = Families()
+        self._table = ExecutionTable(env, accounts, reaper, families, max_running=limits.connections)
         self._commands = CommandRoutes(
             self._table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1"
         )
