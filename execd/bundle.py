@@ -1,7 +1,8 @@
 """Building the bundle: execd with this interpreter, its loader, and as little of the library as it needs.
 
 It runs in any Linux image of this architecture, even an empty one, since it takes nothing from it. Build:
-`python -m execd.bundle OUT`. Run inside the sandbox, with OUT mounted read-only: `bundle_command()`.
+`python -m execd.bundle OUT`, by an interpreter of the architecture that the bundle is for. Run inside the sandbox, with
+OUT mounted read-only: `bundle_command()`.
 Never imported by the daemon.
 """
 
@@ -9,22 +10,21 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import marshal
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import CodeType
 from typing import Final
 
-from execd.elf import ElfError, needed_libraries, program_interpreter
+from execd.bundle_code import NoCodeError, compiled_module
+from execd.bundle_paths import blind_libc, blind_loader
+from execd.elf import ElfError, needed_libraries, program_interpreter, without_run_path
 from execd.envs import ORIGINAL_PREFIX
 
 __all__ = [
@@ -42,16 +42,12 @@ BUNDLE_MOUNT: Final = "/.sbx"
 _LOADER: Final = "lib/ld.so"
 _INTERPRETER: Final = "bin/python3"
 _PROGRAM: Final = "app/execd.pyc"
-
-_PRELOAD_FILE: Final = b"/etc/ld.so.preload\0"
-_NO_PRELOAD_FILE: Final = b"/.sbx/no-such-file\0"
-
-_IMAGE_DATA: Final = re.compile(rb"/usr/lib(?=/locale[/\0]|(?:64|/[a-z0-9_-]+)?/gconv[/\0])")
-_NOWHERE: Final = b"/.sbx/no"
-"""Of the same length: libc shall not read locales and conversion modules of the image either."""
+_LIBC: Final = "libc.so.6"
 
 _LOADER_VARIABLES: Final = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
-_UNCHECKED_HASH: Final = (1).to_bytes(4, "little") + bytes(8)
+
+_BUILD_TIME: Final = 315_532_800
+"""1 January 1980, in seconds since 1970: the age of every file, so that two builds are equal to the last byte."""
 
 # Imported by the interpreter or by execd only in some situations, so that importing the daemon does not show them.
 _LATE_MODULES: Final = (
@@ -77,7 +73,8 @@ class BundleError(Exception):
 def build_bundle(out: Path) -> None:
     """Build the bundle of this interpreter at `out`; an older one there is replaced in one step.
 
-    All of it is readable by everyone, whatever the umask. Raises BundleError.
+    All of it is readable by everyone, whatever the umask. The same interpreter, libraries and sources give the same
+    bytes, names, modes and times. Raises BundleError.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +83,10 @@ def build_bundle(out: Path) -> None:
         raise BundleError(f"cannot build the execd bundle: {error}") from error
     try:
         _fill(work)
-        _make_readable(work)
+        _make_equal(work)
         _check(work)
         _put_in_place(work, out)
-    except (OSError, ElfError, subprocess.SubprocessError) as error:
+    except (OSError, ElfError, NoCodeError, subprocess.SubprocessError) as error:
         raise BundleError(f"cannot build the execd bundle: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -168,11 +165,13 @@ def _fill(work: Path) -> None:
         if source is not None and source.suffix == ".py":
             _write_module(name, source, library)
     main = Path(__file__).with_name("__main__.py")
-    _write_code(_code_of("__main__", main, "execd/__main__.py"), work / _PROGRAM)
+    _write_code("__main__", main, "execd/__main__.py", work / _PROGRAM)
     _copy_libraries(binaries, work)
-    _strip(
-        [work / _INTERPRETER, *(work / "lib").glob("*.so*"), *extensions.glob("*.so")], keep=work / _LOADER
-    )
+    copies = [work / _INTERPRETER, *(work / "lib").glob("*.so*"), *extensions.glob("*.so")]
+    copies.remove(work / _LOADER)
+    _strip(copies)
+    for copy in copies:
+        copy.write_bytes(without_run_path(copy.read_bytes(), copy))
 
 
 def _probe(interpreter: Path) -> dict[str, str | None]:
@@ -211,63 +210,42 @@ def _write_module(name: str, source: Path, library: Path) -> None:
     relative = (
         Path(*parts, "__init__.py") if source.name == "__init__.py" else Path(*parts).with_suffix(".py")
     )
-    _write_code(_code_of(name, source, str(relative)), library / relative.with_suffix(".pyc"))
+    _write_code(name, source, str(relative), library / relative.with_suffix(".pyc"))
 
 
-def _code_of(name: str, source: Path, shown: str) -> CodeType:
-    """Compile, from the interpreter's cache if it has the module; `shown` becomes the file name in tracebacks."""
-    code = SourceFileLoader(name, str(source)).get_code(name)
-    if code is None:
-        raise BundleError(f"no code in {source}")
-    return _with_file_name(code, shown)
-
-
-def _with_file_name(code: CodeType, shown: str) -> CodeType:
-    constants = tuple(
-        _with_file_name(item, shown) if isinstance(item, CodeType) else item for item in code.co_consts
-    )
-    return code.replace(co_filename=shown, co_consts=constants)
-
-
-def _write_code(code: CodeType, target: Path) -> None:
-    # An unchecked hash: the interpreter looks for no source beside it.
+def _write_code(name: str, source: Path, shown: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + marshal.dumps(code))
+    target.write_bytes(compiled_module(name, source, shown))
 
 
 def _copy_libraries(binaries: Sequence[Path], work: Path) -> None:
     loader = program_interpreter(binaries[0])
     if "ld-linux" not in loader.name and "ld64" not in loader.name:
         raise BundleError(f"{binaries[0]} uses {loader}; only glibc's loader is supported")
-    image = loader.read_bytes()
-    if _PRELOAD_FILE not in image:
-        raise BundleError(f"{loader} does not name /etc/ld.so.preload where it was expected")
-    # Our loader must not obey a preload file of the image: it would run foreign code in execd.
-    (work / _LOADER).write_bytes(image.replace(_PRELOAD_FILE, _NO_PRELOAD_FILE))
+    (work / _LOADER).write_bytes(blind_loader(loader.read_bytes()))
     libraries: dict[str, Path] = {}
     for binary in binaries:
         libraries |= needed_libraries(binary, loader)
     for name, path in libraries.items():
         if path != loader and name != loader.name:
             image = path.read_bytes()
-            (work / "lib" / name).write_bytes(
-                _IMAGE_DATA.sub(_NOWHERE, image) if name == "libc.so.6" else image
-            )
+            (work / "lib" / name).write_bytes(blind_libc(image) if name == _LIBC else image)
 
 
-def _strip(files: Sequence[Path], *, keep: Path) -> None:
+def _strip(files: Sequence[Path]) -> None:
     """Drop debug symbols where binutils is installed; without it the bundle is only larger."""
     strip = shutil.which("strip")
-    targets = [str(file) for file in files if file != keep]
     if strip is not None:
-        subprocess.run([strip, "--strip-unneeded", *targets], capture_output=True, timeout=60, check=False)
+        argv = [strip, "--strip-unneeded", *map(str, files)]
+        subprocess.run(argv, capture_output=True, timeout=60, check=False)
 
 
-def _make_readable(work: Path) -> None:
+def _make_equal(work: Path) -> None:
+    """Give everything the same modes and times in every build; all of it is readable by everyone."""
     executables = {work / _LOADER, work / _INTERPRETER}
-    work.chmod(0o755)
-    for path in work.rglob("*"):
+    for path in (work, *work.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path in executables else 0o644)
+        os.utime(path, (_BUILD_TIME, _BUILD_TIME))
 
 
 def _check(work: Path) -> None:
@@ -291,11 +269,23 @@ def _put_in_place(work: Path, out: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _check_machine(wanted: str | None) -> None:
+    machine = platform.machine()
+    if wanted not in (None, machine):
+        message = (
+            f"this interpreter makes a bundle for {machine}, not {wanted}: run the command by a Python of {wanted}, "
+            "on such a machine or in QEMU (docs/bundle.md)"
+        )
+        raise BundleError(message)
+
+
 def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m execd.bundle", description="Build the execd bundle.")
     parser.add_argument("out", type=Path, help="directory to build; replaced if it exists")
+    parser.add_argument("--machine", help="refuse to build for another architecture, e.g. aarch64 or x86_64")
     arguments = parser.parse_args()
     try:
+        _check_machine(arguments.machine)
         build_bundle(arguments.out.absolute())
     except BundleError as error:
         sys.stderr.write(f"{error}\n")
