@@ -8,6 +8,7 @@ from typing import Final
 __all__ = ["adopt_orphans", "close_other_descriptors", "hide_memory", "set_process_name", "wipe_secret"]
 
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -47,7 +48,8 @@ def set_process_name(name: str) -> None:
         with open("/proc/self/comm", "w") as file:
             file.write(name)
     except OSError:
-        return
+        # gVisor has no such file, and neither has a sandbox without /proc.
+        _prctl(_PR_SET_NAME, name.encode())
 
 
 def close_other_descriptors(keep: set[int]) -> None:
@@ -63,10 +65,11 @@ def close_other_descriptors(keep: set[int]) -> None:
             continue  # the listing's own descriptor
 
 
-def _prctl(option: int, value: int) -> bool:
+def _prctl(option: int, value: int | bytes) -> bool:
     try:
         ctypes = importlib.import_module("ctypes")
     except ImportError:
         return False
     libc = ctypes.CDLL(None)
-    return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    return bool(libc.prctl(option, argument, 0, 0, 0) == 0)

@@ -7,12 +7,31 @@ import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["BUSYBOX_IMAGE", "EMPTY_IMAGE", "docker_problem", "ensure_images"]
+import pytest
+
+__all__ = [
+    "BUSYBOX_IMAGE",
+    "DEBIAN_IMAGE",
+    "EMPTY_IMAGE",
+    "MUSL_IMAGE",
+    "docker_problem",
+    "ensure_debian_image",
+    "ensure_images",
+    "ensure_musl_image",
+    "require_docker",
+    "unpack_image",
+]
 
 BUSYBOX_IMAGE = "sandmill-test:busybox"
 """A static busybox with a shell and the usual links; nothing else, no libc."""
 
 EMPTY_IMAGE = "sandmill-test:empty"
+
+MUSL_IMAGE = "sandmill-test:musl"
+"""The busybox image and musl's libc, which is also a program."""
+
+DEBIAN_IMAGE = "sandmill-test:debian"
+"""Debian's bash and coreutils and the libraries they need: the same C library as the bundle's, or nearly."""
 
 _PACKAGE = "busybox-static"
 _TIMEOUT_SECONDS = 120
@@ -29,6 +48,15 @@ def docker_problem() -> str | None:
     return None if done.returncode == 0 else "no Docker engine answers"
 
 
+def require_docker() -> None:
+    """Skip the test without an engine, or fail it where everything has to be there."""
+    problem = docker_problem()
+    if problem and os.environ.get("CI") == "true":
+        pytest.fail(problem)
+    if problem:
+        pytest.skip(problem)
+
+
 def ensure_images() -> None:
     """Import the test images unless the engine has them."""
     if not _has_image(BUSYBOX_IMAGE):
@@ -36,6 +64,47 @@ def ensure_images() -> None:
             _import(_busybox_tree(Path(folder)), BUSYBOX_IMAGE, "ENV PATH=/bin")
     if not _has_image(EMPTY_IMAGE):
         _import(_tar({}), EMPTY_IMAGE, "ENV PATH=/bin")
+
+
+def ensure_musl_image() -> None:
+    """Import the musl image unless the engine has it."""
+    if not _has_image(MUSL_IMAGE):
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            tree = _unpacked_package("musl", folder)
+            libraries = {f"lib/{path.name}": path.read_bytes() for path in tree.glob("lib/*/libc.so")}
+            loaders = {
+                f"lib/{path.name}": content
+                for path in tree.glob("lib/ld-musl-*.so.1")
+                for content in libraries.values()
+            }
+            assert loaders, "the package has no loader"
+            _import(_busybox_tree(folder, more={**libraries, **loaders}), MUSL_IMAGE, "ENV PATH=/bin")
+
+
+def ensure_debian_image() -> None:
+    """Import the Debian image unless the engine has it; about ten seconds."""
+    if not _has_image(DEBIAN_IMAGE):
+        include = "--include=bash,coreutils,dash,libc-bin"
+        argv = ["mmdebstrap", "--quiet", "--variant=extract", include, "bookworm", "-"]
+        made = subprocess.run(argv, check=False, capture_output=True, timeout=_TIMEOUT_SECONDS)
+        assert made.returncode == 0, made.stderr.decode()
+        _import(made.stdout, DEBIAN_IMAGE, "ENV PATH=/usr/bin:/bin")
+
+
+def unpack_image(name: str, folder: Path) -> None:
+    """Put the files of an image into a folder, without devices."""
+    made = _docker("create", name, "none")
+    assert made.returncode == 0, made.stderr.decode()
+    container = made.stdout.decode().strip()
+    try:
+        exported = _docker("export", container)
+        assert exported.returncode == 0, exported.stderr.decode()
+    finally:
+        _docker("rm", container)
+    folder.mkdir()
+    argv = ["tar", "-C", str(folder), "--exclude=dev/*", "-xf", "-"]
+    subprocess.run(argv, input=exported.stdout, check=True, capture_output=True, timeout=_TIMEOUT_SECONDS)
 
 
 def _has_image(name: str) -> bool:
@@ -47,13 +116,18 @@ def _import(content: bytes, name: str, change: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def _busybox_tree(folder: Path) -> bytes:
-    """A tar archive with the program and a link per applet."""
-    _tool("apt-get", "download", _PACKAGE, folder=folder)
-    _tool("dpkg", "-x", next(folder.glob("*.deb")).name, "tree", folder=folder)
-    program = folder / "tree" / "bin" / "busybox"
+def _busybox_tree(folder: Path, *, more: dict[str, bytes] | None = None) -> bytes:
+    """A tar archive with the program, a link per applet, and more files."""
+    program = _unpacked_package(_PACKAGE, folder) / "bin" / "busybox"
     applets = _tool(str(program), "--list", folder=folder).split()
-    return _tar({"bin/busybox": program.read_bytes()}, links=applets)
+    return _tar({"bin/busybox": program.read_bytes(), **(more or {})}, links=applets)
+
+
+def _unpacked_package(package: str, folder: Path) -> Path:
+    """Fetch a package and give the folder with its files."""
+    _tool("apt-get", "download", package, folder=folder)
+    _tool("dpkg", "-x", next(folder.glob(f"{package}_*.deb")).name, f"tree-{package}", folder=folder)
+    return folder / f"tree-{package}"
 
 
 def _tar(files: dict[str, bytes], links: list[str] | None = None) -> bytes:
