@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Final
 
+from execd.errors import UnknownAccountError
 from execd.readfile import read_small_file
 
 __all__ = ["Account", "Accounts"]
 
 _MAX_ACCOUNT_FILE_BYTES: Final = 4 * 1024 * 1024
+_MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,20 @@ class Accounts:
     def users(self) -> list[Account]:
         """All users, in file order."""
         return [
-            Account(fields[0], int(fields[2]), int(fields[3]), fields[5])
+            Account(fields[0], uid, gid, fields[5])
             for fields in _records(self._user_file)
-            if len(fields) >= 6 and fields[2].isdecimal() and fields[3].isdecimal()
+            if len(fields) >= 6
+            and (uid := _account_number(fields[2])) is not None
+            and (gid := _account_number(fields[3])) is not None
         ]
 
     def groups(self) -> dict[str, int]:
         """Group numbers by name."""
-        return {f[0]: int(f[2]) for f in _records(self._group_file) if len(f) >= 3 and f[2].isdecimal()}
+        return {
+            fields[0]: gid
+            for fields in _records(self._group_file)
+            if len(fields) >= 3 and (gid := _account_number(fields[2])) is not None
+        }
 
     def user_by_id(self, uid: int) -> Account | None:
         """Give the first user of this number."""
@@ -50,12 +58,29 @@ class Accounts:
     def user_id(self, name: str) -> int | None:
         """Give the number of a user name; a decimal number stands for itself."""
         if name.isdecimal():
-            return int(name)
+            return _account_number(name)
         return next((account.uid for account in self.users() if account.name == name), None)
 
     def group_id(self, name: str) -> int | None:
         """Give the number of a group name; a decimal number stands for itself."""
-        return int(name) if name.isdecimal() else self.groups().get(name)
+        return _account_number(name) if name.isdecimal() else self.groups().get(name)
+
+    def numbers(self, owner: str | None, group: str | None) -> tuple[int, int]:
+        """Give the numbers of a user and a group for `chown`, -1 for None. Raises UnknownAccountError."""
+        uid = -1 if owner is None else self.user_id(owner)
+        if uid is None:
+            raise UnknownAccountError(f"owner: no user {owner}")
+        gid = -1 if group is None else self.group_id(group)
+        if gid is None:
+            raise UnknownAccountError(f"group: no group {group}")
+        return uid, gid
+
+
+def _account_number(text: str) -> int | None:
+    """Read a number the kernel takes; None for anything else, however long."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        return None
+    return int(text) if int(text) <= _MAX_ID else None
 
 
 def _records(path: str) -> list[list[str]]:

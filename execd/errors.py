@@ -22,6 +22,7 @@ __all__ = [
     "RequestTimeoutError",
     "RouteMissingError",
     "UnauthorizedError",
+    "UnknownAccountError",
     "error_from_os",
 ]
 
@@ -128,6 +129,12 @@ class BadRangeError(ExecdError):
 
 class NotRunningError(ExecdError):
     """No running command has this id."""
+
+    status, code = 500, "RUNTIME_ERROR"
+
+
+class UnknownAccountError(ExecdError):
+    """No user or group has this name; the message says which of them."""
 
     status, code = 500, "RUNTIME_ERROR"
 

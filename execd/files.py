@@ -1,4 +1,4 @@
-"""Looking at files: info, search, download."""
+"""Describing and finding files."""
 
 import fnmatch
 import os
@@ -6,89 +6,77 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from execd.accounts import Accounts
-from execd.errors import BadRangeError, InvalidFileError, InvalidQueryError, error_from_os
-from execd.readfile import open_regular
+from execd.errors import InvalidFileError, InvalidQueryError, error_from_os
+from execd.walk import walk
 
-__all__ = ["ByteRange", "Download", "FileInspector", "NamePattern", "parse_range"]
+__all__ = ["FileInspector", "NamePattern"]
 
 MAX_PATTERN_LENGTH: Final = 1024
 MAX_PATTERN_ALTERNATIVES: Final = 256
-_MAX_UNSIZED_BYTES: Final = 16 * 1024 * 1024
-_CHUNK_BYTES: Final = 256 * 1024
 _EARLIEST: Final = -62_135_596_800  # year 1
 _LATEST: Final = 253_402_300_799  # year 9999
-_RANGE = re.compile(r"bytes=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*")
 
 
 class FileInspector:
-    """Describes files as the wire does. Links are not followed."""
+    """Describes files as the wire does. Links are not followed.
+
+    For one request: names of users and groups are those of the moment it was made.
+    """
 
     def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+        self._users = {account.uid: account.name for account in reversed(accounts.users())}
+        self._groups = {number: name for name, number in accounts.groups().items()}
 
     def describe(self, path: str) -> dict[str, Any]:
         """Give the FileInfo of one path. Raises FileMissingError and other ExecdErrors."""
-        try:
-            status = os.lstat(path)
-        except ValueError as error:
-            raise InvalidFileError(f"path: {error}") from error
-        except OSError as error:
-            raise error_from_os(error, path) from error
-        return self._info(_absolute(path), status, *self._names())
+        return self._info(_absolute(path), _status(path))
 
     def search(self, root: str, pattern: "NamePattern") -> Iterator[dict[str, Any] | None]:
         """Give the FileInfo of everything below root that is no directory and matches, in lexical order.
 
-        None comes after each directory, as a place to pause. What cannot be read is left out; a missing root
-        raises FileMissingError, before the first item.
+        None comes now and then, as a place to pause. What cannot be read is left out. Raises FileMissingError and
+        other ExecdErrors about root, before the first item.
         """
+        if not stat.S_ISDIR(_status(root, follows=True).st_mode):
+            raise InvalidFileError(f"{root}: not a directory")
+        for entry in _walked(root, None):
+            if entry is None:
+                yield None
+            elif not entry[1] and pattern.matches(os.path.basename(entry[0])):
+                yield self._described(entry[0])
+
+    def listing(self, root: str, depth: int) -> Iterator[dict[str, Any] | None]:
+        """Give the FileInfo of everything below root down to a depth, each directory before its content.
+
+        The rest is as for `search`, but root must be no link.
+        """
+        mode = _status(root).st_mode
+        if not stat.S_ISDIR(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a directory"
+            raise InvalidFileError(f"{root}: {kind}")
+        for entry in _walked(root, depth):
+            yield None if entry is None else self._described(entry[0])
+
+    def _described(self, path: str) -> dict[str, Any] | None:
         try:
-            if not stat.S_ISDIR(os.stat(root).st_mode):
-                raise InvalidFileError(f"{root}: not a directory")
-        except ValueError as error:
-            raise InvalidFileError(f"path: {error}") from error
-        except OSError as error:
-            raise error_from_os(error, root) from error
-        return self._walk(_absolute(root), pattern)
+            return self._info(path, os.lstat(path))
+        except OSError:
+            return None
 
-    def _walk(self, root: str, pattern: "NamePattern") -> Iterator[dict[str, Any] | None]:
-        users, groups = self._names()
-        pending = [root]
-        while pending:
-            directory = pending.pop()
-            entries = _entries(directory)
-            pending += [entry.path for entry in reversed(entries) if _is_directory(entry)]
-            for entry in entries:
-                if not _is_directory(entry) and pattern.matches(entry.name):
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue
-                    yield self._info(entry.path, status, users, groups)
-            yield None
-
-    def _names(self) -> tuple[dict[int, str], dict[int, str]]:
-        users = {account.uid: account.name for account in reversed(self._accounts.users())}
-        return users, {number: name for name, number in self._accounts.groups().items()}
-
-    def _info(
-        self, path: str, status: os.stat_result, users: dict[int, str], groups: dict[int, str]
-    ) -> dict[str, Any]:
-        info: dict[str, Any] = {
+    def _info(self, path: str, status: os.stat_result) -> dict[str, Any]:
+        return {
             "path": path,
             "type": _type_name(status.st_mode),
             "size": status.st_size,
             "modified_at": _timestamp(status.st_mtime_ns),
             "created_at": _timestamp(status.st_ctime_ns),
-            "owner": users.get(status.st_uid, str(status.st_uid)),
-            "group": groups.get(status.st_gid, str(status.st_gid)),
+            "owner": self._users.get(status.st_uid, str(status.st_uid)),
+            "group": self._groups.get(status.st_gid, str(status.st_gid)),
             "mode": int(f"{stat.S_IMODE(status.st_mode):o}"),
         }
-        return info
 
 
 class NamePattern:
@@ -109,97 +97,25 @@ class NamePattern:
         return any(expression.match(name) for expression in self._expressions)
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """Bytes first to last of a file, both included."""
-
-    first: int
-    last: int
-
-
-def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """Read a Range header of one range; None without a header. Raises BadRangeError."""
-    if header is None:
-        return None
-    match = _RANGE.fullmatch(header.strip())
-    if match is None or not (match[1] or match[2]):
-        raise BadRangeError(header, size)
-    if match[1]:
-        first, last = int(match[1]), int(match[2] or size - 1)
-    else:
-        first, last = max(size - int(match[2]), 0), size - 1
-    last = min(last, size - 1)
-    if first > last:
-        raise BadRangeError(header, size)
-    return ByteRange(first, last)
+def _walked(root: str, depth: int | None) -> Iterator[tuple[str, bool] | None]:
+    try:
+        yield from walk(_absolute(root), depth=depth)
+    except OSError as error:
+        raise error_from_os(error, root) from error
 
 
-class Download:
-    """An open regular file. size: bytes that can be read."""
-
-    def __init__(self, path: str) -> None:
-        """Open without waiting for anything. Raises InvalidFileError for other kinds, and other ExecdErrors."""
-        try:
-            self._fd, status = open_regular(path)
-        except ValueError as error:
-            raise InvalidFileError(f"path: {error}") from error
-        except OSError as error:
-            raise error_from_os(error, path) from error
-        self._content: bytes | None = None
-        self.size = status.st_size
-        if self.size == 0:
-            self._read_unsized(path)
-
-    def chunks(self, selected: ByteRange | None) -> Iterator[bytes]:
-        """Give the bytes. Raises OSError, and EOFError when the file has shrunk meanwhile."""
-        position, end = (selected.first, selected.last + 1) if selected else (0, self.size)
-        while position < end:
-            if self._content is not None:
-                data = self._content[position:end]
-            else:
-                data = os.pread(self._fd, min(_CHUNK_BYTES, end - position), position)
-            if not data:
-                raise EOFError("the file has shrunk")
-            position += len(data)
-            yield data
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-    def _read_unsized(self, path: str) -> None:
-        """Read a file that claims no size, as those of /proc do, whole."""
-        parts: list[bytes] = []
-        room = _MAX_UNSIZED_BYTES
-        try:
-            while room > 0 and (data := os.read(self._fd, min(room, _CHUNK_BYTES))):
-                parts.append(data)
-                room -= len(data)
-        except OSError as error:
-            os.close(self._fd)
-            raise error_from_os(error, path) from error
-        self._content = b"".join(parts)
-        self.size = len(self._content)
+def _status(path: str, *, follows: bool = False) -> os.stat_result:
+    try:
+        return os.stat(path, follow_symlinks=follows)
+    except ValueError as error:
+        raise InvalidFileError(f"path: {error}") from error
+    except OSError as error:
+        raise error_from_os(error, path) from error
 
 
 def _absolute(path: str) -> str:
     """Make absolute without resolving `..`, which behind a link is not what it looks like."""
     return os.path.join(os.getcwd(), path)
-
-
-def _entries(directory: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except OSError:
-        return []
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False
 
 
 def _type_name(mode: int) -> str:

@@ -1,15 +1,25 @@
 """Settings of this process that only the kernel knows: adopting orphans, and secrecy of its memory."""
 
+import errno
 import importlib
 import os
 import re
 from typing import Final
 
-__all__ = ["adopt_orphans", "close_other_descriptors", "hide_memory", "set_process_name", "wipe_secret"]
+__all__ = [
+    "adopt_orphans",
+    "close_other_descriptors",
+    "hide_memory",
+    "rename_exclusively",
+    "set_process_name",
+    "wipe_secret",
+]
 
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
 
 
 def adopt_orphans() -> bool:
@@ -63,6 +73,25 @@ def close_other_descriptors(keep: set[int]) -> None:
             os.close(fd)
         except OSError:
             continue  # the listing's own descriptor
+
+
+def rename_exclusively(source: str, target: str) -> None:
+    """Rename unless something is at the target. Raises OSError, with EEXIST for that."""
+    try:
+        ctypes = importlib.import_module("ctypes")
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (ImportError, AttributeError):
+        failure = errno.ENOSYS
+    else:
+        if rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        failure = ctypes.get_errno()
+    if failure not in (errno.ENOSYS, errno.EINVAL):
+        raise OSError(failure, os.strerror(failure))
+    # Not every kernel and file system knows the flag; the look before is all that is left then.
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(source, target)
 
 
 def _prctl(option: int, value: int | bytes) -> bool:

@@ -7,6 +7,7 @@ from execd.accounts import Accounts
 from execd.command_routes import CommandRoutes
 from execd.commands import ExecutionTable
 from execd.connection import Limits
+from execd.directory_routes import DirectoryRoutes
 from execd.envs import CommandEnvironment
 from execd.families import Families
 from execd.file_routes import FileRoutes
@@ -33,9 +34,14 @@ class Service:
             self._table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1"
         )
         files = FileRoutes(accounts)
+        directories = DirectoryRoutes(accounts)
         metrics = MetricRoutes(self.accounting)
         self.routes = Routes(
-            self._commands.routes, files.routes, metrics.routes, access_token=options.access_token
+            self._commands.routes,
+            files.routes,
+            directories.routes,
+            metrics.routes,
+            access_token=options.access_token,
         )
 
     async def close(self) -> None:

@@ -37,13 +37,13 @@ class Target:
             raise InvalidQueryError(f"query parameter '{name}' is repeated")
         return values[0] if values else None
 
-    def whole_number(self, name: str, *, default: int, maximum: int) -> int:
-        """Give a decimal parameter between 0 and maximum. Raises InvalidQueryError."""
+    def whole_number(self, name: str, *, default: int, maximum: int, minimum: int = 0) -> int:
+        """Give a decimal parameter between minimum and maximum. Raises InvalidQueryError."""
         text = self.optional(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= maximum):
-            raise InvalidQueryError(f"query parameter '{name}' is not a number from 0 to {maximum}")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19 and minimum <= int(text) <= maximum):
+            raise InvalidQueryError(f"query parameter '{name}' is not a number from {minimum} to {maximum}")
         return int(text)
 
 

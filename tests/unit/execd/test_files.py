@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.errors import BadRangeError, InvalidFileMetadataError, InvalidQueryError
-from execd.files import ByteRange, NamePattern, _timestamp, parse_range
-from execd.uploads import parse_mode
+from execd.downloads import ByteRange, line_window, parse_range
+from execd.errors import BadRangeError, InvalidBodyError, InvalidQueryError
+from execd.file_requests import Replacement, parse_mode
+from execd.files import NamePattern, _timestamp
+from execd.rewriting import Rewriter
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,13 @@ def test_an_empty_file_has_no_range() -> None:
     ("value", "mode"), [(644, 0o644), (None, None), (0, None), (1777, 0o1777), (6755, 0o755), (7, 7)]
 )
 def test_modes_look_octal(value: int | None, mode: int | None) -> None:
-    assert parse_mode(value) == mode
+    assert parse_mode("mode", value) == mode
 
 
 @pytest.mark.parametrize("value", [8, 648, 10000, -1, True, False, "644", 6.0, []])
 def test_other_modes_are_refused(value: object) -> None:
-    with pytest.raises(InvalidFileMetadataError, match="mode"):
-        parse_mode(value)
+    with pytest.raises(InvalidBodyError, match="mode"):
+        parse_mode("mode", value)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,27 @@ def test_other_modes_are_refused(value: object) -> None:
 )
 def test_times_are_rfc_3339_at_any_value(nanoseconds: int, text: str) -> None:
     assert _timestamp(nanoseconds) == text
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"bc\n", b"\n\n", b""])), st.integers(1, 6), st.integers(0, 6))
+def test_a_window_of_lines_is_what_splitting_gives(chunks: list[bytes], first: int, count: int) -> None:
+    content = b"".join(chunks)
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    expected = lines[first - 1 : first - 1 + count] if count else lines[first - 1 :]
+    pieces = line_window(iter(chunks), first=first, count=count or None)
+    assert b"".join(pieces) == b"\n".join(expected)
+
+
+@given(st.lists(st.binary(max_size=6)), st.binary(min_size=1, max_size=3), st.binary(max_size=3))
+def test_replacing_in_pieces_is_replacing_in_the_whole(chunks: list[bytes], old: bytes, new: bytes) -> None:
+    content = b"".join(chunks)
+    rewriter = Rewriter(Replacement(old, new))
+    assert b"".join(rewriter.pieces(iter(chunks))) == content.replace(old, new)
+    assert rewriter.count == content.count(old)
+
+
+def test_replacing_by_a_longer_text_comes_in_bounded_pieces() -> None:
+    rewriter = Rewriter(Replacement(b"a", b"x" * 1000))
+    pieces = list(rewriter.pieces(iter([b"a" * 10_000])))
+    assert sum(map(len, pieces)) == 10_000_000
+    assert max(map(len, pieces)) < 2_000_000

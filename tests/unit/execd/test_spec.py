@@ -22,15 +22,20 @@ def block(start: str, indent: int) -> str:
     return found[1]
 
 
+def methods_of(path: str) -> set[str]:
+    """The methods of a path, be it documented by a reference to another path."""
+    text = block(path, 2)
+    reference = re.search(r'^    \$ref: "#/paths/(\S+)"$', text, re.MULTILINE)
+    if reference:
+        return methods_of(reference[1].replace("~1", "/"))
+    return {
+        method.upper() for method in re.findall(r"^    (get|post|put|delete|patch):$", text, re.MULTILINE)
+    }
+
+
 def test_the_routes_are_those_of_the_daemon() -> None:
     routes = Service(Options(), {}, Limits(), Reaper()).routes
-    documented = {
-        path: {
-            method.upper()
-            for method in re.findall(r"^    (get|post|put|delete|patch):$", block(path, 2), re.MULTILINE)
-        }
-        for path in re.findall(r"^  (/\S*):$", SPEC, re.MULTILINE)
-    }
+    documented = {path: methods_of(path) for path in re.findall(r"^  (/\S*):$", SPEC, re.MULTILINE)}
     assert documented == {path: set(methods) for path, methods in routes.router.paths().items()}
 
 
