@@ -18,11 +18,18 @@ __all__ = [
     "ForbiddenError",
     "IdempotencyConflictError",
     "ImageNotFoundError",
+    "ImageStoreFullError",
     "InvalidRequestError",
     "NotFoundError",
     "NotSupportedError",
     "PayloadTooLargeError",
+    "PlatformNotFoundError",
     "QuotaExceededError",
+    "RegistryAuthError",
+    "RegistryError",
+    "RegistryRateLimitedError",
+    "RegistryTlsError",
+    "RegistryUnreachableError",
     "RunFailure",
     "RuntimeUnavailableError",
     "SandmillError",
@@ -187,6 +194,58 @@ class BadImageError(RunFailure):
     code = "bad_image"
     failure_class = FailureClass.SPEC
     retryable = False
+
+
+class PlatformNotFoundError(ImageNotFoundError):
+    """The image exists, but not for the platform asked for; the message names those there are."""
+
+    code = "platform_not_found"
+
+
+class ImageStoreFullError(RunFailure):
+    """The disk of the image store has no room for the image; nothing of it was kept."""
+
+    code = "image_store_full"
+
+    def __init__(self, *, free_bytes: int, needed_bytes: int) -> None:
+        """needed_bytes: with the reserve that stays free."""
+        super().__init__(
+            f"the disk of the image store is full: {free_bytes >> 20} MiB are free, {needed_bytes >> 20} MiB are "
+            "needed; remove images, or free some space"
+        )
+
+
+class RegistryError(RunFailure):
+    """A registry answered in a way that gives no image; the message has its words."""
+
+    code = "registry_error"
+
+
+class RegistryAuthError(RegistryError):
+    """The registry wants credentials, or refuses those it was given."""
+
+    code = "registry_auth"
+    failure_class = FailureClass.SPEC
+    retryable = False
+
+
+class RegistryRateLimitedError(RegistryError):
+    """The registry was asked too often; the same call may work later."""
+
+    code = "registry_rate_limited"
+
+
+class RegistryTlsError(RegistryError):
+    """The registry cannot be talked to safely: its certificate is not one we trust, or it has none."""
+
+    code = "registry_tls"
+    retryable = False
+
+
+class RegistryUnreachableError(RegistryError):
+    """The registry does not answer; the same call may work soon."""
+
+    code = "registry_unreachable"
 
 
 class SpecInvalidError(RunFailure):

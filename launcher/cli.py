@@ -13,6 +13,7 @@ from core.errors import SandmillError
 from launcher.config import LauncherSettings
 from launcher.errors import StartupError
 from launcher.health import FLOWER_PORT, Part, check_health
+from launcher.images import image_app
 from launcher.programs import COMMANDS, api_command, child_environment, flower_command
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 key_app = typer.Typer(help="API keys.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(key_app, name="key")
+app.add_typer(image_app, name="image")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The runtimes there are, by name. A new one adds its config class and a case in `from_config`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,14 @@ from runtimes.base import Runtime
 from runtimes.docker import DockerConfig, DockerRuntime
 from runtimes.fake import FakeConfig, FakeRuntime
 from runtimes.local.config import LocalConfig
+from runtimes.local.images import ImageStore
 from runtimes.local.runtime import LocalRuntime
 
-__all__ = ["RUNTIME_NAMES", "RuntimeConfig", "build_runtime", "from_config"]
+__all__ = ["RUNTIME_NAMES", "RuntimeConfig", "build_runtime", "from_config", "open_image_store"]
 
 RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discriminator="type")]
+
+_LOCAL = "local"
 
 RUNTIME_NAMES = ("local", "docker", "fake")
 
@@ -27,12 +31,17 @@ def build_runtime(name: str, folder: Path) -> Runtime:
     bundles = folder / "bundles"
     match name:
         case "local":
-            return from_config(LocalConfig(state_dir=folder / "local", bundle_dir=bundles))
+            return from_config(LocalConfig(state_dir=folder / _LOCAL, bundle_dir=bundles))
         case "docker":
             return from_config(DockerConfig(bundle_dir=bundles, state_dir=folder / "docker"))
         case "fake":
             return from_config(FakeConfig())
     raise NotSupportedError(f"there is no runtime {name!r}; there are: {', '.join(RUNTIME_NAMES)}")
+
+
+def open_image_store(folder: Path) -> ImageStore:
+    """Open the image store of the `local` runtime that `build_runtime` makes with the same folder."""
+    return ImageStore(folder / _LOCAL / "images", as_root=os.geteuid() == 0)
 
 
 def from_config(config: LocalConfig | DockerConfig | FakeConfig) -> Runtime:

@@ -1,0 +1,80 @@
+"""The commands `sandmill-server image ...`: what is in the image store of this node."""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.config import LauncherSettings
+
+if TYPE_CHECKING:
+    from runtimes.local.images import ImageStore, StoredImage
+
+__all__ = ["image_app"]
+
+image_app = typer.Typer(
+    help="Images that `local` sandboxes start from.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@image_app.command("import")
+def import_image(
+    path: Annotated[
+        Path, typer.Argument(help="Root file system as tar, OCI layout, or archive of docker save.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Its name here, e.g. tools:1; default: its own.")] = None,
+) -> None:
+    """Store an image from a file or folder; tars may be compressed with gzip, zstd or xz."""
+    image = _open_store().import_archive(path, name=name)
+    typer.echo(f"{image.name} {image.digest}")
+
+
+@image_app.command("list")
+def list_images(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List the images, by name."""
+    images = _open_store().list()
+    if as_json:
+        for image in images:
+            typer.echo(json.dumps(_to_json(image)))
+    else:
+        _print_table(images)
+
+
+@image_app.command("remove")
+def remove_image(name: Annotated[str, typer.Argument(help="Name or digest, as `list` shows it.")]) -> None:
+    """Remove an image; what a running sandbox uses of it goes when that ends."""
+    _open_store().remove(name)
+
+
+def _open_store() -> "ImageStore":
+    from runtimes.registry import open_image_store  # noqa: PLC0415 -- the other commands need none of it
+
+    return open_image_store(LauncherSettings().home.expanduser().absolute() / "runtimes")
+
+
+def _to_json(image: "StoredImage") -> dict[str, Any]:
+    return {
+        "name": image.name,
+        "digest": image.digest,
+        "size_bytes": image.size_bytes,
+        "architecture": image.config.architecture,
+        "user": image.config.user,
+        "created_at": image.created_at.isoformat(),
+    }
+
+
+def _print_table(images: "Iterable[StoredImage]") -> None:
+    rows = [("NAME", "DIGEST", "ARCHITECTURE", "SIZE")]
+    rows += [
+        (image.name, image.digest[7:19], image.config.architecture, f"{image.size_bytes / 2**20:.1f} MiB")
+        for image in images
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        sys.stdout.write("  ".join([*cells, row[3]]) + "\n")

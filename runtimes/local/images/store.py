@@ -1,0 +1,276 @@
+"""The image store of a node: a folder that several processes use at once."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from core.errors import BadImageError, ImageNotFoundError, ImageStoreFullError, RuntimeUnavailableError
+from runtimes.local.images.archives import ImageSource, open_archive
+from runtimes.local.images.config import ImageConfig, ImageFacts
+from runtimes.local.images.layers import LayerStore
+from runtimes.local.images.leases import Leases
+from runtimes.local.images.limits import DEFAULT_LIMITS, ImageLimits
+from runtimes.local.images.locking import lock_file, remove_free_lock
+from runtimes.local.images.names import DIGEST, ImageName
+from runtimes.local.images.platforms import Platform
+from runtimes.local.images.records import ImageRecord, StoredImage, write_durably
+from runtimes.local.images.workspace import Workspace, dead_workspaces, open_workspace, pinned
+
+__all__ = ["ImageStore"]
+
+_FOLDERS = ("images", "layers", "trees", "leases", "staging", "trash", "locks", "empty")
+_SUFFIXES = re.compile(r"(\.(tar|tgz|txz|tzst|gz|xz|zst|oci))+$")
+_MAX_LISTED = 20
+
+
+class ImageStore:
+    """Images by name, made of layers that they share.
+
+    Thread-safe, and safe with other processes on the same folder. Whoever dies in the middle of anything leaves
+    nothing that is seen; `collect` clears away what is left of it.
+    """
+
+    def __init__(self, folder: Path, *, as_root: bool, limits: ImageLimits = DEFAULT_LIMITS) -> None:
+        """folder: made if missing, for its owner only: images hold set-user-id programs of other people.
+
+        as_root: layers are kept apart with the owners of the image, for overlay mounted by root; else each image is
+        one folder owned by this user. Touches nothing yet.
+        """
+        self._folder = folder
+        self._as_root = as_root
+        self._limits = limits
+        self._lock = folder / "lock"
+        self._layers = LayerStore(folder, limits, as_root=as_root)
+        self._leases = Leases(folder / "leases")
+        self._is_ready = False
+
+    def import_archive(self, path: Path, *, name: str | None = None) -> StoredImage:
+        """Store an image from an OCI layout, a `docker save` archive or the tar of a root file system.
+
+        path: a file or a folder; tars may be compressed with gzip, zstd or xz. name: without it the archive's own, else
+        that of the file; it also chooses among several images in one archive. An image that has the name loses it.
+        Raises BadImageError, SpecInvalidError for a name that is none, ImageStoreFullError. A failure leaves nothing.
+        """
+        wanted = None if name is None else _parse_new_name(name)
+        try:
+            with (
+                self._working() as workspace,
+                open_archive(path, workspace, self._limits, name=name) as source,
+            ):
+                target = wanted or _parse_new_name(source.name or _name_of_file(path))
+                return self._store(source, target, workspace)
+        except BaseException:
+            with suppress(OSError, RuntimeUnavailableError):
+                self.collect()
+            raise
+
+    def find(self, name_or_digest: str) -> StoredImage:
+        """Give an image by name, by its digest, or by `repository@sha256:...`.
+
+        Raises ImageNotFoundError that says what there is, and SpecInvalidError for what is no name.
+        """
+        return self._to_image(self._find(name_or_digest))
+
+    def list(self) -> list[StoredImage]:
+        """All images, by name."""
+        return [self._to_image(record) for record in self._records()]
+
+    def remove(self, name_or_digest: str) -> None:
+        """Forget a name, or all names of a digest, and free what no other image and no sandbox uses.
+
+        Layers of a running sandbox stay until its lease is gone. Raises ImageNotFoundError.
+        """
+        record = self._find(name_or_digest)
+        names = [record.full_name]
+        if DIGEST.fullmatch(name_or_digest):
+            names = [other.full_name for other in self._records() if other.digest == record.digest]
+        with lock_file(self._lock):
+            for full_name in names:
+                self._path(full_name).unlink(missing_ok=True)
+        self.collect()
+
+    def lease(self, image: StoredImage, holder: str) -> None:
+        """Keep the image's layers until `release`, whatever is removed meanwhile.
+
+        holder: name of a sandbox; a second lease of it replaces the first. Raises ImageNotFoundError if the image was
+        removed since it was found.
+        """
+        self._prepare()
+        with lock_file(self._lock, shared=True):
+            if not all(layer.is_dir() for layer in image.layers):
+                raise ImageNotFoundError(f"the image {image.name} was removed meanwhile")
+            self._leases.write(holder, {layer.parent.name for layer in image.layers})
+
+    def release(self, holder: str) -> None:
+        """Give a lease back. Idempotent; frees nothing by itself, see `collect`."""
+        self._leases.drop(holder)
+
+    def holders(self) -> Sequence[str]:
+        """Who has a lease, whether it runs or not: whoever removes leftovers of sandboxes releases theirs."""
+        return self._leases.holders()
+
+    def collect(self) -> None:
+        """Delete layers that neither an image nor a lease nor an import under way uses, and what dead imports left."""
+        self._prepare()
+        with lock_file(self._lock):
+            used = pinned(self._folder / "staging") | self._leases.names()
+            for record in self._records():
+                used.update(record.chains)
+            unused = [
+                entry
+                for kind in ("layers", "trees")
+                for entry in (self._folder / kind).iterdir()
+                if entry.name not in used
+            ]
+            for entry in (*unused, *dead_workspaces(self._folder / "staging")):
+                # A rename is quick and needs no space; what is in the trash is deleted by us or by the next one.
+                entry.rename(self._folder / "trash" / f"{entry.name[:40]}.{os.urandom(8).hex()}")
+        for entry in (self._folder / "trash").iterdir():
+            shutil.rmtree(entry, ignore_errors=True)
+        for path in (self._folder / "locks").iterdir():
+            remove_free_lock(path)
+
+    def _store(self, source: ImageSource, name: ImageName, workspace: Workspace) -> StoredImage:
+        """Unpack what is missing and write down the name."""
+        layers = list(source.layers)
+        config = ImageConfig(architecture=str(Platform.of_this_machine()).removeprefix("linux/"))
+        if source.config is not None:
+            facts = ImageFacts.parse(source.config)
+            if facts.os != "linux":
+                raise BadImageError(f"the image is made for {facts.os}, not for linux")
+            if len(facts.diff_ids) != len(layers):
+                message = (
+                    f"the image's config names {len(facts.diff_ids)} layers, yet there are {len(layers)}"
+                )
+                raise BadImageError(message)
+            config = facts.config
+            layers = [
+                replace(layer, diff_id=diff_id) for layer, diff_id in zip(layers, facts.diff_ids, strict=True)
+            ]
+        chains: list[str] = []
+        size = 0
+        for layer in layers:
+            chains.append(self._layers.add(layer, chains, workspace))
+            size += self._layers.record(chains[-1]).size_bytes
+            if size > self._limits.max_image_bytes:
+                raise BadImageError(f"the image is larger than {self._limits.max_image_bytes} bytes unpacked")
+        visible = self._layers.visible(chains)
+        self._layers.build_tree(visible, workspace)
+        record = ImageRecord(
+            full_name=name.full,
+            name=name.familiar,
+            digest=_digest(source.config, chains),
+            manifest_digest=source.manifest_digest,
+            chains=visible,
+            config=config,
+            size_bytes=size,
+            created_at=datetime.now(UTC),
+        )
+        with lock_file(self._lock, shared=True):
+            write_durably(self._path(name.full), record.to_json())
+        return self._to_image(record)
+
+    def _find(self, name_or_digest: str) -> ImageRecord:
+        self._prepare()
+        digest = name_or_digest if DIGEST.fullmatch(name_or_digest) else None
+        if digest is None:
+            name = ImageName.parse(name_or_digest)
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                return ImageRecord.from_json(self._path(name.full).read_text(encoding="utf-8"))
+            digest = name.digest
+        records = self._records()
+        for record in records:
+            if digest and digest in (record.digest, record.manifest_digest):
+                return record
+        known = [record.name for record in records][:_MAX_LISTED]
+        listed = ", ".join(known) or "none"
+        more = ", …" if len(records) > len(known) else ""
+        message = f"no image {name_or_digest[:300]!r} in the store; there are: {listed}{more}"
+        raise ImageNotFoundError(message)
+
+    def _records(self) -> Sequence[ImageRecord]:
+        self._prepare()
+        found = []
+        for path in (self._folder / "images").glob("*.json"):
+            # Another process may remove it while we look; what cannot be read names nothing.
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                found.append(ImageRecord.from_json(path.read_text(encoding="utf-8")))
+        return sorted(found, key=lambda record: record.full_name)
+
+    def _to_image(self, record: ImageRecord) -> StoredImage:
+        return StoredImage(
+            name=record.name,
+            digest=record.digest,
+            layers=self._layers.roots(record.chains),
+            config=record.config,
+            size_bytes=record.size_bytes,
+            created_at=record.created_at,
+        )
+
+    def _path(self, full_name: str) -> Path:
+        return self._folder / "images" / f"{hashlib.sha256(full_name.encode()).hexdigest()}.json"
+
+    @contextmanager
+    def _working(self) -> Iterator[Workspace]:
+        """Give a workspace; what the disk refuses becomes an error of ours."""
+        self._prepare()
+        try:
+            with open_workspace(self._folder / "staging", self._folder / "trash", self._lock) as workspace:
+                yield workspace
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise ImageStoreFullError(free_bytes=0, needed_bytes=self._limits.reserve_bytes) from error
+            raise RuntimeUnavailableError(f"the image store in {self._folder} failed: {error}") from error
+
+    def _prepare(self) -> None:
+        """Make the folders at the first use. Raises RuntimeUnavailableError where that is impossible."""
+        if self._is_ready:
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
+            for name in _FOLDERS:
+                (self._folder / name).mkdir(mode=0o755, exist_ok=True)
+            self._check_kind()
+        except OSError as error:
+            message = f"the image store has no place in {self._folder}: {error.strerror}"
+            raise RuntimeUnavailableError(message) from error
+        self._is_ready = True
+
+    def _check_kind(self) -> None:
+        """Refuse a store made in the other way: its layers would be read wrongly."""
+        path = self._folder / "kind.json"
+        kind = {"version": 1, "as_root": self._as_root}
+        with lock_file(self._lock):
+            if not path.exists():
+                write_durably(path, json.dumps(kind))
+            if json.loads(path.read_text(encoding="utf-8")) != kind:
+                message = (
+                    f"the image store in {self._folder} was made by another release, or "
+                    f"{'by an ordinary user' if self._as_root else 'by root'}: remove it, and import the images again"
+                )
+                raise RuntimeUnavailableError(message)
+
+
+def _parse_new_name(text: str) -> ImageName:
+    name = ImageName.parse(text)
+    return replace(name, digest=None, tag=name.tag or "latest")
+
+
+def _name_of_file(path: Path) -> str:
+    """Make a name out of that of a file: `alpine-3.20.tar.gz` is `alpine-3.20`."""
+    stem = _SUFFIXES.sub("", path.resolve().name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-") or "image"
+
+
+def _digest(config: bytes | None, chains: Sequence[str]) -> str:
+    """Give the digest of an image; one without a config is known by its only layer."""
+    return f"sha256:{chains[-1] if config is None else hashlib.sha256(config).hexdigest()}"
