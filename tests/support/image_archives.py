@@ -5,11 +5,17 @@ import hashlib
 import io
 import json
 import lzma
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 __all__ = [
     "OCI_CONFIG",
@@ -70,8 +76,6 @@ def compress(data: bytes, kind: str) -> bytes:
         case "xz":
             return lzma.compress(data)
         case "zstd":
-            from runtimes.local.images.decompression import zstd  # noqa: PLC0415 -- the place depends on Python
-
             return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})
     return data
 

@@ -1,21 +1,15 @@
 """Unpacks compressed streams with bounds on memory, output and ratio, and takes digests on the way."""
 
-import gzip
 import hashlib
 import lzma
 import sys
 import zlib
 from collections.abc import Callable
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol
 
 from core.errors import BadImageError
 from runtimes.local.images.limits import ImageLimits
 from runtimes.local.images.tar_stream import ByteSource
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 __all__ = ["HashingSource", "UnpackedSource", "open_unpacked"]
 
@@ -27,9 +21,15 @@ _ZSTD_WINDOW_LOG = 27
 
 _PIECE = 1 << 18
 
+_FRAME_PIECE = 1 << 15
+"""Small, since the end of each frame copies what is left of a piece."""
+
+_MAX_FRAMES = 1_000_000
+"""Some builders give each file a frame of its own; frames without content would cost time for ever."""
+
 
 class _Frame(Protocol):
-    """What the decompressors of lzma and zstd have in common."""
+    """What decompresses one stream or frame, as those of lzma and zstd do."""
 
     @property
     def eof(self) -> bool: ...
@@ -68,8 +68,16 @@ class HashingSource:
 class UnpackedSource:
     """The unpacked bytes of a stream that may be compressed, capped by size and by ratio to the packed bytes."""
 
-    def __init__(self, unpacked: ByteSource, packed: HashingSource, limits: ImageLimits) -> None:
-        """unpacked: reads from packed, which counts."""
+    def __init__(
+        self,
+        unpacked: ByteSource,
+        packed: HashingSource,
+        limits: ImageLimits,
+        *,
+        errors: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """unpacked: reads from packed, which counts. errors: say that the data is damaged."""
+        self._errors = (zlib.error, lzma.LZMAError, EOFError, *errors)
         self._unpacked = unpacked
         self._packed = packed
         self._limits = limits
@@ -84,7 +92,7 @@ class UnpackedSource:
         """Read on. Raises BadImageError for damaged data and beyond the caps."""
         try:
             data = self._unpacked.read(size)
-        except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile, zstd.ZstdError) as error:
+        except self._errors as error:
             raise BadImageError(f"the compressed data is damaged or cut short: {error}") from error
         self.size += len(data)
         if self.size > self._limits.max_layer_bytes:
@@ -105,9 +113,10 @@ def open_unpacked(file: BinaryIO, packed: HashingSource, limits: ImageLimits) ->
     magic = file.read(6)
     file.seek(0)
     if magic.startswith(b"\x1f\x8b"):
-        return UnpackedSource(gzip.GzipFile(fileobj=cast("BinaryIO", packed)), packed, limits)
+        return UnpackedSource(_Frames(packed, _GzipFrame), packed, limits)
     if magic.startswith(b"\x28\xb5\x2f\xfd") or (magic[1:4] == b"\x2a\x4d\x18" and magic[0] & 0xF0 == 0x50):
-        return UnpackedSource(_Frames(packed, _zstd_frame), packed, limits)
+        make, error = _zstd()
+        return UnpackedSource(_Frames(packed, make), packed, limits, errors=(error,))
     if magic == b"\xfd7zXZ\0":
         return UnpackedSource(_Frames(packed, _xz_frame), packed, limits)
     if magic.startswith(b"BZh"):
@@ -122,12 +131,13 @@ class _Frames:
         self._packed = packed
         self._make = make
         self._frame: _Frame | None = None
+        self._frames = 0
         self._rest = b""
 
     def read(self, size: int, /) -> bytes:
         while True:
             if not self._rest and (self._frame is None or self._frame.needs_input):
-                self._rest = self._packed.read(_PIECE)
+                self._rest = self._packed.read(_FRAME_PIECE)
                 if not self._rest and self._frame is None:
                     return b""
                 if not self._rest:
@@ -138,6 +148,9 @@ class _Frames:
                 if not self._rest:
                     continue
                 self._frame = self._make()
+                self._frames += 1
+                if self._frames > _MAX_FRAMES:
+                    raise EOFError(f"it has more than {_MAX_FRAMES} frames")
             data, self._rest = self._frame.decompress(self._rest, size), b""
             if self._frame.eof:
                 self._rest, self._frame = self._frame.unused_data, None
@@ -145,10 +158,41 @@ class _Frames:
                 return data
 
 
+class _GzipFrame:
+    """One member of a gzip file; zlib checks its checksum."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=31)
+        self._is_full = False
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._zlib.unconsumed_tail and not self._is_full
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        unpacked = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        # There may be more to come of what went in already.
+        self._is_full = len(unpacked) == max_length
+        return unpacked
+
+
 def _xz_frame() -> _Frame:
     return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
 
 
-def _zstd_frame() -> _Frame:
+def _zstd() -> tuple[Callable[[], _Frame], type[Exception]]:
+    """Give what makes frames, and the error of damaged ones. Few images need it."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd  # noqa: PLC0415
+    else:
+        from backports import zstd  # noqa: PLC0415
     options = {int(zstd.DecompressionParameter.window_log_max): _ZSTD_WINDOW_LOG}
-    return zstd.ZstdDecompressor(options=options)
+    return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError

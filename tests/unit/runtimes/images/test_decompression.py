@@ -5,7 +5,8 @@ import os
 import pytest
 
 from core.errors import BadImageError
-from runtimes.local.images.decompression import HashingSource, open_unpacked, zstd
+from runtimes.local.images import decompression
+from runtimes.local.images.decompression import HashingSource, open_unpacked
 from runtimes.local.images.limits import ImageLimits
 from tests.support.image_archives import compress
 
@@ -32,7 +33,7 @@ def test_several_streams_and_padding_are_one(kind):
 
 def test_frames_to_be_skipped_are():
     frame = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"toc!"
-    assert unpack(frame + zstd.compress(b"a") + frame) == b"a"
+    assert unpack(frame + compress(b"a", "zstd") + frame) == b"a"
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -40,6 +41,13 @@ def test_frames_to_be_skipped_are():
 def test_damaged_data_is_said_to_be(kind, spoil):
     with pytest.raises(BadImageError, match="damaged or cut short"):
         unpack(spoil(compress(os.urandom(100_000), kind)))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_frames_without_content_are_not_read_for_ever(kind, monkeypatch):
+    monkeypatch.setattr(decompression, "_MAX_FRAMES", 1000)
+    with pytest.raises(BadImageError, match="more than 1000 frames"):
+        unpack(compress(b"", kind) * 1001)
 
 
 def test_bzip2_is_refused_with_the_way_out():
