@@ -1,3 +1,5 @@
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,3 +29,14 @@ def shared_execd(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """One daemon for all tests that neither end it nor count what it holds."""
     with running_execd(bundle, tmp_path_factory.mktemp("shared_execd")) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter and read, unlike those of pytest; gone with all it holds afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="execd-test-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)

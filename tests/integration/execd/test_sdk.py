@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,7 +15,14 @@ from opensandbox.config.connection_sync import ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.execd_sync import ExecutionHandlersSync
-from opensandbox.models.filesystem import SearchEntry, WriteEntry
+from opensandbox.models.filesystem import (
+    ContentReplaceEntry,
+    DirectoryListEntry,
+    MoveEntry,
+    SearchEntry,
+    SetPermissionEntry,
+    WriteEntry,
+)
 from opensandbox.models.sandboxes import SandboxEndpoint
 from opensandbox.sync.adapters.factory import AdapterFactorySync
 from opensandbox.sync.services import CommandsSync, FilesystemSync
@@ -136,9 +144,61 @@ def test_the_asynchronous_sdk(endpoint: SandboxEndpoint, tmp_path: Path) -> None
         config = ConnectionConfig(protocol="http", disable_metrics=True).with_transport_if_missing()
         factory = AdapterFactory(config)
         files = factory.create_filesystem_service(endpoint)
-        await files.write_file(f"{tmp_path}/f", "hello\n")
+        await files.write_file(f"{tmp_path}/g", "hallo\n")
+        await files.replace_contents(
+            [ContentReplaceEntry(path=f"{tmp_path}/g", old_content="a", new_content="e")]
+        )
+        await files.move_files([MoveEntry(src=f"{tmp_path}/g", dest=f"{tmp_path}/f")])
+        await files.set_permissions([SetPermissionEntry(path=f"{tmp_path}/f", mode=600)])
+        await files.create_directories([WriteEntry(path=f"{tmp_path}/d")])
+        (listed, _) = await files.list_directory(DirectoryListEntry(path=str(tmp_path)))
+        assert listed.path == f"{tmp_path}/d"
+        await files.delete_directories([f"{tmp_path}/d"])
         execution = await factory.create_command_service(endpoint).run(["cat", f"{tmp_path}/f"])
         await config.close_transport_if_owned()
         return execution.text
 
     assert asyncio.run(session()) == "hello"
+
+
+def test_files_are_changed(files: FilesystemSync, tmp_path: Path) -> None:
+    path = f"{tmp_path}/a b.txt"
+    files.write_file(path, "one\ntwo\nthree\n", mode=600)
+    assert files.read_file(path, offset=2, limit=1) == "two"
+    files.replace_contents([ContentReplaceEntry(path=path, old_content="two", new_content="2")])
+    (result,) = files.replace_contents_detailed(
+        [ContentReplaceEntry(path=path, old_content="e", new_content="E")]
+    )
+    assert (result.path, result.replaced_count) == (path, 3)
+    files.set_permissions([SetPermissionEntry(path=path, mode=640)])
+    files.move_files([MoveEntry(src=path, dest=f"{tmp_path}/sub/b")])
+    assert files.read_file(f"{tmp_path}/sub/b") == "onE\n2\nthrEE\n"
+    assert files.get_file_info([f"{tmp_path}/sub/b"])[f"{tmp_path}/sub/b"].mode == 640
+    files.delete_files([f"{tmp_path}/sub/b", f"{tmp_path}/missing"])
+    with pytest.raises(SandboxApiException):
+        files.move_files([MoveEntry(src=path, dest=f"{tmp_path}/x")])
+
+
+def test_directories(files: FilesystemSync, tmp_path: Path) -> None:
+    files.create_directories([WriteEntry(path=f"{tmp_path}/d/e", mode=750)])
+    files.write_file(f"{tmp_path}/d/f", "x")
+    listed = files.list_directory(DirectoryListEntry(path=f"{tmp_path}/d", depth=2))
+    assert [(entry.path, entry.entry_type, entry.mode) for entry in listed] == [
+        (f"{tmp_path}/d/e", "directory", 750),
+        (f"{tmp_path}/d/f", "file", 755),
+    ]
+    files.delete_directories([f"{tmp_path}/d", f"{tmp_path}/missing"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_files_of_another_user(files: FilesystemSync, open_folder: Path) -> None:
+    (open_folder / "home").mkdir()
+    os.chown(open_folder / "home", 1234, 4321)
+    theirs = files.with_identity(1234, 4321)
+    theirs.write_file(f"{open_folder}/home/f", "x")
+    status = (open_folder / "home" / "f").stat()
+    assert (status.st_uid, status.st_gid) == (1234, 4321)
+    with pytest.raises(SandboxApiException) as refused:
+        theirs.write_file(f"{open_folder}/f", "x")
+    assert refused.value.status_code == 403
