@@ -53,11 +53,16 @@ _BUILD_TIME: Final = 315_532_800
 _LATE_MODULES: Final = (
     "os", "ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "encodings.unicode_escape",
     "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread",
+    "execd.pty_connection",
 )  # fmt: skip
+
+_PACKAGES: Final = ("h11", "wsproto")
+"""What execd uses besides the standard library."""
 
 _PROBE: Final = """
 import importlib, json, sys
-sys.modules["ssl"] = None
+# Both would bring OpenSSL; without them `hashlib` is content with what the interpreter has.
+sys.modules["ssl"] = sys.modules["_hashlib"] = None
 sys.path += json.loads(sys.argv[1])
 for name in ["execd.daemon", *json.loads(sys.argv[2])]:
     importlib.import_module(name)
@@ -105,7 +110,8 @@ def bundle_digest() -> str:
         str(status.st_mtime_ns),
     ]
     digest = hashlib.sha256("\0".join(facts).encode())
-    for source in [*_sources(Path(__file__).parent), *_sources(_package_folder("h11"))]:
+    folders = [Path(__file__).parent, *map(_package_folder, _PACKAGES)]
+    for source in [source for folder in folders for source in _sources(folder)]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -176,7 +182,8 @@ def _fill(work: Path) -> None:
 
 def _probe(interpreter: Path) -> dict[str, str | None]:
     """Import the daemon in a bare interpreter and give the file of every module that came with it."""
-    roots = [str(Path(__file__).parent.parent), str(_package_folder("h11").parent)]
+    folders = [Path(__file__).parent, *map(_package_folder, _PACKAGES)]
+    roots = list(dict.fromkeys(str(folder.parent) for folder in folders))
     lists = [json.dumps(roots), json.dumps(_LATE_MODULES)]
     command = [str(interpreter), "-I", "-S", "-X", "utf8", "-c", _PROBE, *lists]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})

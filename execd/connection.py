@@ -10,11 +10,11 @@ from typing import Any, Final
 import h11
 
 from execd.errors import ExecdError, InvalidBodyError, PayloadTooLargeError, RequestTimeoutError
+from execd.streams import READ_BYTES, ByteStream
 from execd.target import Target, parse_target
 
-__all__ = ["READ_BYTES", "Connection", "Exchange", "Handler", "Limits"]
+__all__ = ["Connection", "Exchange", "Handler", "Headers", "Limits"]
 
-READ_BYTES: Final = 64 * 1024
 _MAX_PIPELINED_BYTES: Final = 64 * 1024
 _LINGER_BYTES: Final = 4 * 1024 * 1024
 _LINGER_SECONDS: Final = 1.0
@@ -27,7 +27,8 @@ class Limits:
     """What a client may take.
 
     minimum_body_rate: bytes per second of a body once body_grace_seconds are over. stream_end_seconds: to fetch the
-    rest of a command's stream after the command ended.
+    rest of a command's stream after the command ended. websocket_read_seconds: of silence, pongs included, until a
+    WebSocket is given up.
     """
 
     connections: int = 256
@@ -40,6 +41,8 @@ class Limits:
     minimum_body_rate: int = 1024
     write_stall_seconds: float = 60.0
     stream_end_seconds: float = 300.0
+    websocket_ping_seconds: float = 30.0
+    websocket_read_seconds: float = 60.0
 
 
 class Exchange:
@@ -52,6 +55,7 @@ class Exchange:
         self.method = request.method.decode("ascii")
         self.target: Target = parse_target(request.target)
         self.path_values: dict[str, str] = {}
+        self.request = request
         self._headers = {bytes(name): bytes(value) for name, value in request.headers}
         self._connection = connection
         self.is_started = False
@@ -65,6 +69,15 @@ class Exchange:
         """Give a request header; the last one if it was repeated."""
         value = self._headers.get(name.lower().encode("ascii"))
         return None if value is None else value.decode("latin-1")
+
+    def header_values(self, name: str) -> list[str]:
+        """Give all values of a header that may be repeated, in order."""
+        wanted = name.lower().encode("ascii")
+        return [value.decode("latin-1") for key, value in self.request.headers if key == wanted]
+
+    def has_whole_request(self) -> bool:
+        """Say whether nothing of the request is outstanding; what has come of a body nobody read is dropped."""
+        return self._connection.has_whole_request()
 
     async def body(self, *, max_bytes: int) -> AsyncIterator[bytes]:
         """Give the body as it comes. Raises PayloadTooLargeError, RequestTimeoutError, InvalidBodyError."""
@@ -123,6 +136,12 @@ class Exchange:
         patient: wait as long as it takes; otherwise a client that takes nothing for a minute is given up.
         """
         await self._connection.write(h11.Data(data=data), patient=patient)
+
+    async def upgrade(self, headers: Headers) -> ByteStream:
+        """Answer 101 and leave HTTP. The request must have come whole, and have asked for it."""
+        self.is_started = True
+        await self._connection.write(h11.InformationalResponse(status_code=101, headers=list(headers)))
+        return self._connection.leave_http()
 
     def abort(self) -> None:
         """Drop the connection; whoever waits in `send` gets an OSError."""
@@ -210,7 +229,13 @@ class Connection:
                     return False
             except h11.RemoteProtocolError:
                 return False
-        return self._http.their_state is h11.DONE
+        # A request that asks for another protocol rests in the second until it is answered.
+        return self._http.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]  # not in __all__
+
+    def leave_http(self) -> ByteStream:
+        """Hand over the connection after a 101; it is idle for `Server.stop`, since it has no end to wait for."""
+        self.is_busy = False
+        return ByteStream(self._reader, self._writer, self._http.trailing_data[0])
 
     def watch_peer(self, callback: Callable[[], None]) -> None:
         """Call back once the client closes its side."""
@@ -232,10 +257,14 @@ class Connection:
         self._writer.transport.abort()
 
     def drop(self) -> None:
-        """Close at once."""
+        """Close; a client that does not take what is still buffered loses it after a while."""
         if self._watch is not None:
             self._watch.cancel()
         self._writer.close()
+        if self._writer.transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(
+                self.limits.write_stall_seconds, self._writer.transport.abort
+            )
 
     async def _next_request(self) -> h11.Request | None:
         """Give the next request; None when the client closed or was silent for too long."""

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -52,9 +53,29 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"execd: --rlimit: {error}\n")
         return 1
+    if options.log_file is not None and not options.is_sealed:
+        _log_to(options.log_file)
     gc.freeze()
     asyncio.run(_serve(options, environment, listener))
     return 0
+
+
+def _log_to(path: str) -> None:
+    """Append the log to a regular file from now on; where that cannot be, it stays on standard error."""
+    try:
+        # Without waiting: a pipe there would hold up the start until someone reads it.
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    except OSError as error:
+        log.warning("log_file_not_opened error=%s", error)
+        return
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        log.warning("log_file_not_regular path=%s", path)
+        return
+    stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(stream)
 
 
 def _prepare_process(options: Options) -> None:

@@ -3,7 +3,10 @@
 import errno
 
 __all__ = [
+    "AlreadyConnectedError",
+    "BackendError",
     "BadRangeError",
+    "ContextMissingError",
     "DiskFullError",
     "ExecdError",
     "FileMissingError",
@@ -23,6 +26,8 @@ __all__ = [
     "RouteMissingError",
     "UnauthorizedError",
     "UnknownAccountError",
+    "UpgradeError",
+    "WebSocketVersionError",
     "error_from_os",
 ]
 
@@ -37,6 +42,11 @@ class ExecdError(Exception):
     def message(self) -> str:
         """Say what went wrong; free of bytes that JSON cannot carry."""
         return str(self).encode("utf-8", "replace").decode()
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers that the answer carries besides."""
+        return []
 
 
 class InvalidBodyError(ExecdError):
@@ -75,6 +85,12 @@ class InvalidFileMetadataError(ExecdError):
     status, code = 400, "INVALID_FILE_METADATA"
 
 
+class UpgradeError(ExecdError):
+    """The request is no proper WebSocket handshake."""
+
+    status, code = 400, "INVALID_UPGRADE"
+
+
 class UnauthorizedError(ExecdError):
     """The access token is absent or wrong."""
 
@@ -99,6 +115,12 @@ class FileMissingError(ExecdError):
     status, code = 404, "FILE_NOT_FOUND"
 
 
+class ContextMissingError(ExecdError):
+    """No such session."""
+
+    status, code = 404, "CONTEXT_NOT_FOUND"
+
+
 class MethodNotAllowedError(ExecdError):
     """The route exists with other methods."""
 
@@ -109,6 +131,12 @@ class RequestTimeoutError(ExecdError):
     """The body came too slowly."""
 
     status, code = 408, "REQUEST_TIMEOUT"
+
+
+class AlreadyConnectedError(ExecdError):
+    """Someone else is connected to the terminal."""
+
+    status, code = 409, "ALREADY_CONNECTED"
 
 
 class PayloadTooLargeError(ExecdError):
@@ -125,6 +153,22 @@ class BadRangeError(ExecdError):
     def __init__(self, header: str, size: int) -> None:
         super().__init__(f"range {header!r} does not fit a file of {size} bytes")
         self.size = size
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The size that a range must fit."""
+        return [("content-range", f"bytes */{self.size}")]
+
+
+class WebSocketVersionError(ExecdError):
+    """A version of the WebSocket protocol that is not spoken here."""
+
+    status, code = 426, "INVALID_UPGRADE"
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The version that is."""
+        return [("sec-websocket-version", "13")]
 
 
 class NotRunningError(ExecdError):
@@ -143,6 +187,12 @@ class NotSupportedError(ExecdError):
     """The protocol knows this, this daemon does not."""
 
     status, code = 501, "NOT_SUPPORTED"
+
+
+class BackendError(ExecdError):
+    """What listens on the port, or should, did not answer as HTTP asks."""
+
+    status, code = 502, "BACKEND_FAILED"
 
 
 class OverloadedError(ExecdError):

@@ -28,7 +28,15 @@ usage: execd [options]
                                      EXECD_ENVS names, and process 1 ends by SIGKILL from outside only
   --graceful-shutdown-timeout TIME   for running requests after SIGTERM: 500ms, 1s, 2 (default 1s)
   --log-level LEVEL                  debug, info, warning, error, or 0 (silent) to 7 (debug) (default warning)
+  --jupyter-host URL                 kernel server of the image; also JUPYTER_HOST
+  --jupyter-token TOKEN              of that server; better given as JUPYTER_TOKEN
+  --jupyter-idle-poll-interval TIME  between looks at a kernel (default 100ms); also EXECD_JUPYTER_IDLE_POLL_INTERVAL
   --help
+
+environment:
+  EXECD_ACCESS_TOKEN, EXECD_API_GRACE_SHUTDOWN   as --access-token and --graceful-shutdown-timeout
+  EXECD_LOG_FILE                     append the log to this file; without effect with --sealed
+  EXECD_ALLOWED_ORIGINS              origins, with commas between, whose pages may open terminals; * for all
 """
 
 _LEVELS: Final = {
@@ -45,7 +53,11 @@ class OptionsError(ValueError):
 
 @dataclass(slots=True)
 class Options:
-    """What the daemon was told. rlimits: resource number to value. accounts, limits: see `execd.accounting`."""
+    """What the daemon was told. rlimits: resource number to value. accounts, limits: see `execd.accounting`.
+
+    log_file: append the log there instead of standard error. allowed_origins: whose pages may open terminals.
+    jupyter_…: the kernel server of the image, for the routes that run code.
+    """
 
     host: str = "0.0.0.0"  # noqa: S104  # the sandbox's own namespace; the protocol fixes it
     port: int = DEFAULT_PORT
@@ -56,16 +68,21 @@ class Options:
     limits: dict[str, int] = field(default_factory=dict)
     grace_seconds: float = 1.0
     log_level: int = logging.WARNING
+    log_file: str | None = None
+    allowed_origins: frozenset[str] = frozenset()
+    jupyter_host: str | None = None
+    jupyter_token: str | None = None
+    jupyter_idle_poll_seconds: float = 0.1
     is_sealed: bool = False
     is_help: bool = False
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Read flags (`--name value` or `--name=value`); they override the environment. Raises OptionsError."""
-    options = Options(access_token=environment.get("EXECD_ACCESS_TOKEN") or None)
-    grace = environment.get("EXECD_API_GRACE_SHUTDOWN")
-    if grace:
-        options.grace_seconds = _duration("EXECD_API_GRACE_SHUTDOWN", grace)
+    options = Options()
+    for name, take in _VARIABLES.items():
+        if environment.get(name):
+            take(options, name, environment[name])
     # By hand: argparse would add a tenth to the start of every sandbox.
     rest = list(arguments)
     while rest:
@@ -131,6 +148,26 @@ def _set_grace(options: Options, name: str, value: str) -> None:
     options.grace_seconds = _duration(name, value)
 
 
+def _set_log_file(options: Options, _name: str, value: str) -> None:
+    options.log_file = value
+
+
+def _set_allowed_origins(options: Options, _name: str, value: str) -> None:
+    options.allowed_origins = frozenset(origin.strip() for origin in value.split(",") if origin.strip())
+
+
+def _set_jupyter_host(options: Options, _name: str, value: str) -> None:
+    options.jupyter_host = value or None
+
+
+def _set_jupyter_token(options: Options, _name: str, value: str) -> None:
+    options.jupyter_token = value or None
+
+
+def _set_jupyter_idle_poll(options: Options, name: str, value: str) -> None:
+    options.jupyter_idle_poll_seconds = _duration(name, value)
+
+
 def _set_log_level(options: Options, name: str, value: str) -> None:
     if value in _LEVELS:
         options.log_level = _LEVELS[value]
@@ -152,6 +189,19 @@ _FLAGS = {
     "--limit": _set_limit,
     "--graceful-shutdown-timeout": _set_grace,
     "--log-level": _set_log_level,
+    "--jupyter-host": _set_jupyter_host,
+    "--jupyter-token": _set_jupyter_token,
+    "--jupyter-idle-poll-interval": _set_jupyter_idle_poll,
+}
+
+_VARIABLES = {
+    "EXECD_ACCESS_TOKEN": _set_access_token,
+    "EXECD_ALLOWED_ORIGINS": _set_allowed_origins,
+    "EXECD_API_GRACE_SHUTDOWN": _set_grace,
+    "EXECD_JUPYTER_IDLE_POLL_INTERVAL": _set_jupyter_idle_poll,
+    "EXECD_LOG_FILE": _set_log_file,
+    "JUPYTER_HOST": _set_jupyter_host,
+    "JUPYTER_TOKEN": _set_jupyter_token,
 }
 
 

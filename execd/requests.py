@@ -1,19 +1,21 @@
 """Reading the body of `POST /command`. Strict: unknown fields and wrong types are refused by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from execd.envs import is_reserved_name
 from execd.errors import InvalidBodyError
 
-__all__ = ["CommandRequest", "parse_command_request", "parse_json"]
+__all__ = ["CommandRequest", "parse_command_request", "parse_json", "parse_pty_request"]
 
 _MAX_TIMEOUT_MS: Final = 10**12
 _MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
 _MAX_ARGUMENTS: Final = 100_000
 _MAX_VARIABLES: Final = 10_000
+
+_Check = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +49,33 @@ def parse_json(body: bytes) -> Any:
 
 def parse_command_request(body: bytes) -> CommandRequest:
     """Read and check the body. Raises InvalidBodyError whose message begins with the field's name."""
-    document = parse_json(body)
-    if not isinstance(document, dict):
-        raise InvalidBodyError("the body is not an object")
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        if name not in _FIELDS:
-            raise InvalidBodyError(f"{_printable(name)}: unknown field")
-        if value is not None:
-            target, check = _FIELDS[name]
-            values[target] = check(name, value)
-    request = CommandRequest(**values)
+    request = CommandRequest(**_read_fields(body, _FIELDS))
     if (request.command is None) == (request.argv is None):
         raise InvalidBodyError("command: exactly one of command and argv is needed")
     if request.gid is not None and request.uid is None:
         raise InvalidBodyError("gid: needs uid")
     return request
+
+
+def parse_pty_request(body: bytes) -> CommandRequest:
+    """Read and check the body of `POST /pty`, which may be empty. Raises as `parse_command_request`."""
+    values = _read_fields(body, _PTY_FIELDS) if body else {}
+    return CommandRequest(**values, stdin="")
+
+
+def _read_fields(body: bytes, fields: Mapping[str, tuple[str, _Check]]) -> dict[str, Any]:
+    """Give the checked values by attribute."""
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InvalidBodyError("the body is not an object")
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in fields:
+            raise InvalidBodyError(f"{_printable(name)}: unknown field")
+        if value is not None:
+            target, check = fields[name]
+            values[target] = check(name, value)
+    return values
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -141,7 +154,7 @@ def _integer(low: int, high: int) -> Callable[[str, Any], int]:
     return check
 
 
-_FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+_FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     "command": ("command", _non_empty),
     "argv": ("argv", _argv),
     "cwd": ("cwd", _non_empty),
@@ -155,3 +168,5 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "stdin": ("stdin", _text),
 }
 """Wire name -> attribute and check. JSON null means absent for every field."""
+
+_PTY_FIELDS: Final = {name: _FIELDS[name] for name in ("cwd", "command")}

@@ -5,7 +5,7 @@ from _operator import _compare_digest as compare_digest  # `hmac` has the same o
 from typing import Final
 
 from execd.connection import Exchange
-from execd.errors import BadRangeError, ExecdError, UnauthorizedError
+from execd.errors import ExecdError, UnauthorizedError
 from execd.router import Router, RouteTable
 
 __all__ = ["Routes"]
@@ -49,12 +49,9 @@ class Routes:
             # Half a response cannot be taken back: the broken end tells the client.
             raise ConnectionAbortedError(error.message)
         document = {"code": error.code, "message": error.message}
-        headers: list[tuple[str, str]] = []
         if isinstance(error, UnauthorizedError):
             document["error"] = error.message
-        if isinstance(error, BadRangeError):
-            headers.append(("content-range", f"bytes */{error.size}"))
-        await exchange.reply_json(error.status, document, headers=headers)
+        await exchange.reply_json(error.status, document, headers=error.headers)
 
 
 async def _ping(exchange: Exchange) -> None:

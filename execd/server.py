@@ -6,8 +6,9 @@ import socket
 
 import h11
 
-from execd.connection import READ_BYTES, Connection, Handler, Limits
+from execd.connection import Connection, Handler, Limits
 from execd.errors import OverloadedError
+from execd.streams import READ_BYTES
 
 __all__ = ["Server"]
 

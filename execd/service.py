@@ -13,6 +13,7 @@ from execd.families import Families
 from execd.file_routes import FileRoutes
 from execd.metrics import MetricRoutes
 from execd.options import Options
+from execd.pty_routes import PtyRoutes
 from execd.reaper import Reaper
 from execd.routes import Routes
 
@@ -36,11 +37,15 @@ class Service:
         files = FileRoutes(accounts)
         directories = DirectoryRoutes(accounts)
         metrics = MetricRoutes(self.accounting)
+        # A browser cannot send the token: where there is one, no page gets in.
+        origins = None if options.access_token else options.allowed_origins
+        self._terminals = PtyRoutes(env, accounts, reaper, families, allowed_origins=origins)
         self.routes = Routes(
             self._commands.routes,
             files.routes,
             directories.routes,
             metrics.routes,
+            self._terminals.routes,
             access_token=options.access_token,
         )
 
@@ -48,3 +53,4 @@ class Service:
         """End all that was started for clients."""
         await self._table.kill_all()
         self._commands.close()
+        self._terminals.close()

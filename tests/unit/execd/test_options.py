@@ -93,3 +93,30 @@ def test_log_levels_are_names_or_numbers(level: str, expected: int) -> None:
 def test_wrong_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(OptionsError):
         parse_options(flags, {})
+
+
+def test_every_variable_of_the_protocol_is_read() -> None:
+    environment = {
+        "EXECD_LOG_FILE": "/tmp/log",
+        "EXECD_ALLOWED_ORIGINS": "https://a.example, https://b.example:8443,",
+        "EXECD_JUPYTER_IDLE_POLL_INTERVAL": "250ms",
+        "JUPYTER_HOST": "http://127.0.0.1:44771",
+        "JUPYTER_TOKEN": "t",
+    }
+    options = parse_options([], environment)
+    assert options.log_file == "/tmp/log"
+    assert options.allowed_origins == {"https://a.example", "https://b.example:8443"}
+    assert options.jupyter_idle_poll_seconds == 0.25
+    assert (options.jupyter_host, options.jupyter_token) == ("http://127.0.0.1:44771", "t")
+    flags = ["--jupyter-host=http://x", "--jupyter-token", "u", "--jupyter-idle-poll-interval", "1s"]
+    options = parse_options(flags, environment)
+    assert (options.jupyter_host, options.jupyter_token) == ("http://x", "u")
+    assert options.jupyter_idle_poll_seconds == 1.0
+    assert parse_options(["--jupyter-host="], environment).jupyter_host is None
+
+
+@pytest.mark.parametrize("name", ["EXECD_API_GRACE_SHUTDOWN", "EXECD_JUPYTER_IDLE_POLL_INTERVAL"])
+def test_a_variable_that_cannot_be_read_is_named(name: str) -> None:
+    with pytest.raises(OptionsError, match=name):
+        parse_options([], {name: "soon"})
+    assert parse_options([], {name: ""}) == Options()

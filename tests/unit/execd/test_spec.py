@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from execd import errors, requests
+from execd import errors, pty_client, requests
 from execd.commands import EndReason
 from execd.connection import Limits
 from execd.options import Options
@@ -42,6 +42,21 @@ def test_the_routes_are_those_of_the_daemon() -> None:
 def test_the_fields_of_a_command_are_those_it_takes() -> None:
     documented = re.findall(r"^        (\w+): ", block("RunCommand", 4), re.MULTILINE)
     assert sorted(documented) == sorted(requests._FIELDS)
+
+
+def test_the_fields_of_a_terminal_are_those_it_takes() -> None:
+    documented = re.findall(r"^        (\w+): ", block("CreatePty", 4), re.MULTILINE)
+    assert sorted(documented) == sorted(requests._PTY_FIELDS)
+
+
+def test_the_frames_of_a_terminal_are_those_it_takes() -> None:
+    frames = {
+        title: set(re.findall(r"(\w+): \{", properties)) - {"type"}
+        for title, properties in re.findall(
+            r"title: (\w+),.* properties: \{(.*)\}", block("PtyClientFrame", 4)
+        )
+    }
+    assert frames == {name: set(fields) for name, fields in pty_client._FIELDS.items()}
 
 
 def test_the_reasons_are_those_of_the_daemon() -> None:
