@@ -52,7 +52,7 @@ _BUILD_TIME: Final = 315_532_800
 # Imported by the interpreter or by execd only in some situations, so that importing the daemon does not show them.
 _LATE_MODULES: Final = (
     "os", "ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "encodings.unicode_escape",
-    "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread",
+    "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread", "_blake2",
     "execd.pty_connection",
 )  # fmt: skip
 

@@ -1,175 +1,41 @@
-"""Running commands: each is an `Execution`; the table starts, interrupts and kills them."""
+"""All commands: those that run, and those that ended, as long as there is room to remember them."""
 
 import asyncio
 import logging
 import os
-import time
-from collections.abc import Coroutine
-from enum import StrEnum
-from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from execd.accounts import Accounts
+from execd.detached import DetachedOutputs
 from execd.envs import CommandEnvironment
-from execd.errors import NotRunningError, OverloadedError
+from execd.errors import CommandMissingError, NotRunningError, TooManyCommandsError
+from execd.execution import EndReason, Execution, new_execution_id
 from execd.families import Families
-from execd.launch import Launched, launch
-from execd.processes import (
-    Origin,
-    ProcessTable,
-    adopted_by,
-    belonging_to,
-    descendants_of,
-    kill_until_gone,
-    list_processes,
-    send_signal,
-)
+from execd.launch import Launched, ShellStart, StartFailedError, launch
+from execd.outputs import OutputBudget, OutputLog
+from execd.processes import Origin, adopted_by, descendants_of, kill_until_gone
+from execd.pump import Pace, Pump
 from execd.reaper import Reaper
 from execd.requests import CommandRequest
 from execd.stdin import StdinFeeder
 
-__all__ = ["DEFAULT_GRACE_SECONDS", "EndReason", "Execution", "ExecutionTable", "new_execution_id"]
+__all__ = ["DEFAULT_GRACE_SECONDS", "ExecutionTable"]
 
 log = logging.getLogger("execd.commands")
 
 DEFAULT_GRACE_SECONDS: Final = 3.0
 """Between SIGTERM and SIGKILL of an interrupt; fixed by the protocol."""
 
-_GRACE_POLL_SECONDS: Final = 0.02
-_EXIT_NOTICE_SECONDS: Final = 1.0
+MAX_RUNNING: Final = 128
+"""What the logs must keep of each of them at any rate is within the room for all."""
 
-
-class EndReason(StrEnum):
-    """Why a command ended; the terminal event's `reason`."""
-
-    EXIT = "exit"
-    SIGNAL = "signal"
-    TIMEOUT = "timeout"
-    KILLED_BY_CLIENT = "killed_by_client"
-    START_FAILED = "start_failed"
-
-
-def new_execution_id() -> str:
-    """Make a random UUID in hexadecimal, without dashes."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    return raw.hex()
-
-
-class Execution:
-    """One started command and everything that descends from it.
-
-    kills_leftovers: what the main process leaves running is killed when it ends.
-    exited: set when the main process ended, or when not even SIGKILL could end it (status is None then).
-    """
-
-    def __init__(
-        self, origin: Origin, launched: Launched, table: "ExecutionTable", *, kills_leftovers: bool
-    ) -> None:
-        self.id = origin.execution_id
-        self.outputs = launched.outputs
-        self.origin = origin
-        self.status: int | None = None
-        self.ended_by: EndReason | None = None
-        self.exited = asyncio.Event()
-        self.started_at = time.monotonic()
-        self._kills_leftovers = kills_leftovers
-        self._launched = launched
-        self._table = table
-        self._kill: asyncio.Task[None] | None = None
-
-    @property
-    def duration_ms(self) -> int:
-        """Milliseconds since the start."""
-        return round((time.monotonic() - self.started_at) * 1000)
-
-    @property
-    def exit_code(self) -> int | None:
-        """What the main process returned; None while it runs or if a signal ended it."""
-        if self.status is None or not os.WIFEXITED(self.status):
-            return None
-        return os.WEXITSTATUS(self.status)
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended the main process."""
-        if self.status is None or not os.WIFSIGNALED(self.status):
-            return None
-        return os.WTERMSIG(self.status)
-
-    @property
-    def reason(self) -> EndReason:
-        """Why it ended; to be asked after the end."""
-        if self.ended_by:
-            return self.ended_by
-        return EndReason.SIGNAL if self.signal is not None else EndReason.EXIT
-
-    def kill(self, reason: EndReason, *, grace_seconds: float = 0.0) -> None:
-        """Begin ending the whole family: SIGTERM if there is a grace, then SIGKILL. The first reason stays.
-
-        A later call without grace cuts short the grace of an earlier one.
-        """
-        if self.status is None and self.ended_by is None:
-            self.ended_by = reason
-        if self._kill is None or self._kill.done() or grace_seconds == 0:
-            previous = self._kill
-            self._kill = self._table.spawn(self._end_family(grace_seconds))
-            if previous is not None:
-                previous.cancel()
-
-    async def killed(self) -> None:
-        """Wait for a kill under way, if there is one."""
-        while self._kill is not None and not self._kill.done():
-            await asyncio.wait([self._kill])
-
-    def on_exit(self, status: int) -> None:
-        """Take the wait status of the main process."""
-        self.status = status
-        self._launched.popen.returncode = os.waitstatus_to_exitcode(status)
-        # A kill under way ends them as well.
-        if self._kills_leftovers and (self._kill is None or self._kill.done()):
-            self._kill = self._table.spawn(self._end_leftovers())
-        self.exited.set()
-
-    async def _end_family(self, grace_seconds: float) -> None:
-        if grace_seconds > 0:
-            self._signal_group(SIGTERM)
-            self._signal_group(SIGCONT)  # a stopped process hears nothing before
-            deadline = time.monotonic() + grace_seconds
-            while time.monotonic() < deadline:
-                if not self._family(list_processes()):
-                    break
-                await asyncio.sleep(_GRACE_POLL_SECONDS)
-        self._signal_group(SIGKILL)
-        await kill_until_gone(self._family)
-        try:
-            async with asyncio.timeout(_EXIT_NOTICE_SECONDS):
-                await self.exited.wait()
-        except TimeoutError:
-            log.warning("command_survives_kill id=%s pid=%d", self.id, self.origin.pid)
-            self.exited.set()
-
-    async def _end_leftovers(self) -> None:
-        if not await kill_until_gone(self._family):
-            log.warning("leftovers_survive_kill id=%s", self.id)
-
-    def _family(self, table: ProcessTable) -> set[int]:
-        return belonging_to(self.origin, self._table.origins_besides(self), table, adopter=os.getpid())
-
-    def _signal_group(self, number: Signals) -> None:
-        if self.status is not None:
-            return  # the group's number may have passed to someone else
-        try:
-            os.killpg(self.origin.pid, number)
-        except ProcessLookupError:
-            return
-        except PermissionError:
-            send_signal(self._family(list_processes()), number)
+MAX_ENDED: Final = 1024
+"""About two kilobytes each, without output."""
 
 
 class ExecutionTable:
-    """All commands that have not been closed."""
+    """Starts, finds and ends commands."""
 
     def __init__(
         self,
@@ -179,35 +45,79 @@ class ExecutionTable:
         families: Families,
         *,
         max_running: int,
+        oom_kills: Callable[[], int | None],
+        splits_at_cr: bool = False,
     ) -> None:
+        """oom_kills: how many processes of the sandbox were killed so far because its memory was used up.
+
+        splits_at_cr: CR ends a line of output, too.
+        """
         self._environment = environment
         self._accounts = accounts
         self._reaper = reaper
         self._families = families
-        self._max_running = max_running
+        self._max_running = min(max_running, MAX_RUNNING)
+        self._oom_kills = oom_kills
+        self._splits_at_cr = splits_at_cr
         self._running: dict[str, Execution] = {}
+        self._ended: dict[str, Execution] = {}
+        self._budget = OutputBudget()
+        self._pace = Pace()
+        self._detached = DetachedOutputs()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._forget_listeners: list[Callable[[str], None]] = []
 
-    def start(self, request: CommandRequest, *, execution_id: str) -> Execution:
-        """Start a command. Raises InvalidBodyError, StartFailedError, OverloadedError; nothing is left then."""
+    def start(
+        self,
+        request: CommandRequest,
+        *,
+        session_id: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        shell: ShellStart | None = None,
+    ) -> Execution:
+        """Start a command. One that could not be started has ended with a `start_error`.
+
+        variables: of execd's own making, for the environment. Raises InvalidBodyError, TooManyCommandsError; nothing is
+        left then.
+        """
         if len(self._running) >= self._max_running:
-            raise OverloadedError(f"{self._max_running} commands are running already")
-        env = self._environment.compose(request.envs, execution_id=execution_id)
+            raise TooManyCommandsError(f"{self._max_running} commands are running already")
+        execution_id = new_execution_id()
+        env = self._environment.compose(request.envs, execution_id=execution_id) | dict(variables or {})
         predecessors = adopted_by(os.getpid())
-        launched = launch(request, env, self._accounts)
+        oom_kills = self._oom_kills()
+        try:
+            launched = launch(request, env, self._accounts, shell=shell)
+        except StartFailedError as error:
+            execution = self._new_execution(execution_id, request, session_id)
+            execution.fail_to_start(str(error))
+            self._remember(execution)
+            return execution
+        execution = self._new_execution(execution_id, request, session_id)
         origin = Origin(launched.pid, launched.start_ticks, execution_id, predecessors)
-        execution = Execution(origin, launched, self, kills_leftovers=request.kill_leftovers)
         self._running[execution_id] = execution
         self._families.add(origin)
         self._reaper.watch(launched.pid, execution.on_exit)
-        if launched.stdin_fd is not None:
-            feeder = StdinFeeder(launched.stdin_fd, (request.stdin or "").encode())
-            self.spawn(feeder.run(until=execution.exited))
-        if request.timeout_ms is not None:
-            # A timer of its own: a reader that does not read must not keep a command alive.
-            self.spawn(self._enforce_timeout(execution, request.timeout_ms / 1000))
+        pumping = self._begin(execution, request, launched, origin)
+        self.spawn(self._supervise(execution, origin, pumping, oom_kills))
         log.info("command_started id=%s pid=%d", execution_id, launched.pid)
         return execution
+
+    def find(self, execution_id: str) -> Execution:
+        """Give a command that runs or is remembered. Raises CommandMissingError."""
+        execution = self._running.get(execution_id) or self._ended.get(execution_id)
+        if execution is None:
+            raise CommandMissingError("no command has this id, or it was forgotten since")
+        return execution
+
+    def all(self) -> list[Execution]:
+        """Give all that run or are remembered, the latest to have started first."""
+        everyone = [*self._running.values(), *self._ended.values()]
+        return sorted(everyone, key=_start_of, reverse=True)
+
+    def on_forget(self, listener: Callable[[str], None]) -> None:
+        """Call back with the id of each command that is forgotten."""
+        self._forget_listeners.append(listener)
 
     async def interrupt(self, execution_id: str, *, grace_seconds: float) -> None:
         """End a command: SIGTERM to its group, the grace, SIGKILL to all of it. Returns when nothing is left.
@@ -220,13 +130,60 @@ class ExecutionTable:
         execution.kill(EndReason.KILLED_BY_CLIENT, grace_seconds=grace_seconds)
         await execution.killed()
 
-    async def close(self, execution: Execution) -> None:
-        """Forget a command; one that still runs is killed first, tree and all."""
-        if not execution.exited.is_set():
-            execution.kill(EndReason.KILLED_BY_CLIENT)
-        await execution.killed()
-        self._running.pop(execution.id, None)
-        self._families.discard(execution.origin)
+    async def kill_all(self) -> None:
+        """End every command and every process that descends from execd."""
+        for execution in self._running.values():
+            execution.kill(EndReason.LOST)
+        await kill_until_gone(lambda table: descendants_of(os.getpid(), table))
+        self._detached.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run in the background and keep it from being collected."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _new_execution(self, execution_id: str, request: CommandRequest, session_id: str | None) -> Execution:
+        output = OutputLog(self._budget, splits_at_cr=self._splits_at_cr)
+        execution = Execution(execution_id, request, output, session_id=session_id)
+        execution.on_release = lambda: self._budget.retire(output)
+        return execution
+
+    def _begin(
+        self, execution: Execution, request: CommandRequest, launched: Launched, origin: Origin
+    ) -> asyncio.Task[None]:
+        pump = Pump(
+            launched.outputs,
+            execution.log,
+            pace=self._pace,
+            detached=self._detached,
+            waits_for=execution.pacemaker,
+        )
+        execution.begin(launched, origin, self._families, self.spawn, pump)
+        if launched.stdin_fd is not None:
+            feeder = StdinFeeder(launched.stdin_fd, request.stdin or b"")
+            self.spawn(feeder.run(until=execution.exited))
+        if request.timeout_ms is not None:
+            # A timer of its own: a reader that does not read must not keep a command alive.
+            self.spawn(_enforce_timeout(execution, request.timeout_ms / 1000))
+        return self.spawn(pump.run())
+
+    async def _supervise(
+        self, execution: Execution, origin: Origin, pumping: asyncio.Task[None], oom_kills: int | None
+    ) -> None:
+        """See a command to its end."""
+        try:
+            await execution.ended()
+            kills_now = self._oom_kills()
+            execution.oom_killed = oom_kills is not None and kills_now is not None and kills_now > oom_kills
+            await asyncio.wait([pumping])
+            execution.count_remaining()
+        finally:
+            self._running.pop(execution.id, None)
+            self._families.discard(origin)
+            execution.finish()
+            self._remember(execution)
         log.info(
             "command_ended id=%s reason=%s exit_code=%s signal=%s duration_ms=%d",
             execution.id,
@@ -236,26 +193,22 @@ class ExecutionTable:
             execution.duration_ms,
         )
 
-    async def kill_all(self) -> None:
-        """End every command and every process that descends from execd."""
-        for execution in self._running.values():
-            execution.kill(EndReason.KILLED_BY_CLIENT)
-        await kill_until_gone(lambda table: descendants_of(os.getpid(), table))
+    def _remember(self, execution: Execution) -> None:
+        self._ended[execution.id] = execution
+        while len(self._ended) > MAX_ENDED:
+            oldest = next(iter(self._ended))
+            self._budget.forget(self._ended.pop(oldest).log)
+            for listener in self._forget_listeners:
+                listener(oldest)
 
-    def origins_besides(self, execution: Execution) -> list[Origin]:
-        """Give the origins of all else that runs: other commands, terminals."""
-        return self._families.besides(execution.origin)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run in the background and keep it from being collected."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+async def _enforce_timeout(execution: Execution, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await execution.exited.wait()
+    except TimeoutError:
+        execution.kill(EndReason.TIMEOUT)
 
-    async def _enforce_timeout(self, execution: Execution, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await execution.exited.wait()
-        except TimeoutError:
-            execution.kill(EndReason.TIMEOUT)
+
+def _start_of(execution: Execution) -> int:
+    return execution.started_at_ms

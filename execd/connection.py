@@ -111,6 +111,10 @@ class Exchange:
         """Call back once if the client goes away during the response. The body must have been read."""
         self._connection.watch_peer(callback)
 
+    async def stop_watching(self) -> None:
+        """End what `on_disconnect` began; `finish` does so by itself."""
+        await self._connection.stop_watching()
+
     async def reply(self, status: int, body: bytes = b"", *, headers: Headers = ()) -> None:
         """Send a whole response."""
         self.is_started = True

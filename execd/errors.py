@@ -6,10 +6,13 @@ __all__ = [
     "AlreadyConnectedError",
     "BackendError",
     "BadRangeError",
+    "CommandEndedError",
+    "CommandMissingError",
     "ContextMissingError",
     "DiskFullError",
     "ExecdError",
     "FileMissingError",
+    "IdempotencyKeyReusedError",
     "InvalidBodyError",
     "InvalidFileContentError",
     "InvalidFileError",
@@ -24,6 +27,9 @@ __all__ = [
     "PermissionDeniedError",
     "RequestTimeoutError",
     "RouteMissingError",
+    "SessionBusyError",
+    "TooManyCommandsError",
+    "TooManySessionsError",
     "UnauthorizedError",
     "UnknownAccountError",
     "UpgradeError",
@@ -115,8 +121,14 @@ class FileMissingError(ExecdError):
     status, code = 404, "FILE_NOT_FOUND"
 
 
+class CommandMissingError(ExecdError):
+    """No command has this id."""
+
+    status, code = 404, "COMMAND_NOT_FOUND"
+
+
 class ContextMissingError(ExecdError):
-    """No such session."""
+    """No session has this id."""
 
     status, code = 404, "CONTEXT_NOT_FOUND"
 
@@ -137,6 +149,24 @@ class AlreadyConnectedError(ExecdError):
     """Someone else is connected to the terminal."""
 
     status, code = 409, "ALREADY_CONNECTED"
+
+
+class CommandEndedError(ExecdError):
+    """The command has ended already."""
+
+    status, code = 409, "COMMAND_NOT_RUNNING"
+
+
+class IdempotencyKeyReusedError(ExecdError):
+    """The same Idempotency-Key came with another request."""
+
+    status, code = 409, "IDEMPOTENCY_KEY_REUSED"
+
+
+class SessionBusyError(ExecdError):
+    """The session runs a command already."""
+
+    status, code = 409, "SESSION_BUSY"
 
 
 class PayloadTooLargeError(ExecdError):
@@ -169,6 +199,18 @@ class WebSocketVersionError(ExecdError):
     def headers(self) -> list[tuple[str, str]]:
         """The version that is."""
         return [("sec-websocket-version", "13")]
+
+
+class TooManyCommandsError(ExecdError):
+    """As many commands run as may."""
+
+    status, code = 429, "TOO_MANY_COMMANDS"
+
+
+class TooManySessionsError(ExecdError):
+    """There are as many sessions as may be."""
+
+    status, code = 429, "TOO_MANY_SESSIONS"
 
 
 class NotRunningError(ExecdError):

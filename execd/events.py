@@ -9,7 +9,7 @@ from base64 import b64encode
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-__all__ = ["MAX_EVENT_BYTES", "LineCutter", "frame", "now_ms", "output_frames"]
+__all__ = ["MAX_EVENT_BYTES", "LineHolder", "frame", "now_ms", "output_frames", "split_lines"]
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 """A line longer than this becomes several events, so that memory does not depend on the program's manners."""
@@ -28,76 +28,78 @@ def frame(kind: str, **fields: Any) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
-def output_frames(stream: str, pieces: list[bytes]) -> bytes:
-    """Events of `stream` ("stdout" or "stderr"), one per piece, joined for one write.
+def output_frames(stream: str, pieces: list[tuple[bytes, int]], *, strip_newlines: bool) -> bytes:
+    """Events of a stream ("stdout" or "stderr"), one per piece, joined for one write.
 
+    pieces: bytes, and the offset in the log behind them. strip_newlines: without line ends, as of old.
     A piece that is not UTF-8 has U+FFFD in `text` and its exact bytes in `b64`.
     """
     # This is the hot path of every log line: the object is put together by hand around the C string encoder.
     head = f'{{"type":"{stream}","text":'
-    tail = f',"timestamp":{now_ms()}}}\n\n'
+    now = now_ms()
     frames = []
-    for piece in pieces:
+    for piece, end in pieces:
+        shown = _without_line_end(piece) if strip_newlines else piece
+        tail = f',"offset":{end},"timestamp":{now}}}\n\n'
         try:
-            frames.append(f"{head}{encode_basestring_ascii(piece.decode())}{tail}")
+            frames.append(f"{head}{encode_basestring_ascii(shown.decode())}{tail}")
         except UnicodeDecodeError:
-            text = encode_basestring_ascii(piece.decode("utf-8", "replace"))
-            frames.append(f'{head}{text},"b64":"{b64encode(piece).decode("ascii")}"{tail}')
+            text = encode_basestring_ascii(shown.decode("utf-8", "replace"))
+            frames.append(f'{head}{text},"b64":"{b64encode(shown).decode("ascii")}"{tail}')
     return "".join(frames).encode("ascii")
 
 
-class LineCutter:
-    """Cuts a byte stream into event pieces: whole lines with their terminator, or 64 KiB of a longer line.
+class LineHolder:
+    """Cuts a byte stream into blocks of whole lines, terminators included, or of 64 KiB of a longer line.
 
-    strip_newlines: the older form of the protocol, without terminators; CR ends a line too, and an empty line
-    is sent as a newline.
+    splits_at_cr: CR ends a line, too. held: the beginning of a line that is not complete.
     """
 
-    def __init__(self, *, strip_newlines: bool = False) -> None:
-        self._strip = strip_newlines
-        self._held = bytearray()
+    def __init__(self, *, splits_at_cr: bool = False) -> None:
+        self.held = bytearray()
+        self._splits_at_cr = splits_at_cr
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read, give the pieces it completes; joined, the pieces of a stream are the stream."""
-        if self._strip:
-            data = bytes(self._held) + data
-            self._held.clear()
+        """Take what was read, give the blocks it completes; joined, the blocks of a stream are the stream."""
+        self.held += data
+        # Only what is new can end a line, and a CR that waited for its LF.
+        start = max(0, len(self.held) - len(data) - 1)
+        end = self.held.rfind(b"\n", start) + 1
+        if self._splits_at_cr:
             # A CR at the very end waits: an LF may follow, and the two are one terminator.
-            end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
-        else:
-            end = data.rfind(b"\n") + 1
-        if not end:
-            self._held += data
-            return self._cut_held()
-        complete = bytes(self._held) + data[:end]
-        self._held = bytearray(data[end:])
-        return self._split(complete) + self._cut_held()
+            end = max(end, self.held.rfind(b"\r", start, len(self.held) - 1) + 1)
+        blocks = [self._take(end)] if end else []
+        while len(self.held) > MAX_EVENT_BYTES:
+            blocks.append(self._take(_character_boundary(self.held, MAX_EVENT_BYTES)))
+        return blocks
 
     def flush(self) -> list[bytes]:
         """Give the unterminated rest at the end of the stream."""
-        rest, self._held = bytes(self._held), bytearray()
-        return self._split(rest)
+        return [self._take(len(self.held))] if self.held else []
 
-    def _split(self, block: bytes) -> list[bytes]:
-        if self._strip:
-            lines = [line or b"\n" for line in block.splitlines()]
-        elif b"\r" in block:  # splitlines would end a line there
-            lines = [line + b"\n" for line in block.split(b"\n")]
-            lines[-1] = lines[-1][:-1]
-            if not lines[-1]:
-                lines.pop()
-        else:
-            lines = block.splitlines(keepends=True)
-        if len(block) <= MAX_EVENT_BYTES:
-            return lines
-        return [piece for line in lines for piece in _limit(line)]
+    def _take(self, count: int) -> bytes:
+        block = bytes(memoryview(self.held)[:count])
+        del self.held[:count]
+        return block
 
-    def _cut_held(self) -> list[bytes]:
-        if len(self._held) <= MAX_EVENT_BYTES:
-            return []
-        *pieces, rest = _limit(bytes(self._held))
-        self._held = bytearray(rest)
-        return pieces
+
+def split_lines(block: bytes, *, splits_at_cr: bool = False) -> list[bytes]:
+    """Cut a block into events: lines with their terminators, or 64 KiB of a longer one."""
+    if b"\r" in block and not splits_at_cr:  # splitlines would end a line there
+        lines = [line + b"\n" for line in block.split(b"\n")]
+        lines[-1] = lines[-1][:-1]
+        if not lines[-1]:
+            lines.pop()
+    else:
+        lines = block.splitlines(keepends=True)
+    if len(block) <= MAX_EVENT_BYTES:
+        return lines
+    return [piece for line in lines for piece in _limit(line)]
+
+
+def _without_line_end(line: bytes) -> bytes:
+    """Give the line as the older form of the protocol has it: an empty one is a newline."""
+    return line.removesuffix(b"\n").removesuffix(b"\r") or b"\n"
 
 
 def _limit(line: bytes) -> list[bytes]:
@@ -112,7 +114,7 @@ def _limit(line: bytes) -> list[bytes]:
     return pieces
 
 
-def _character_boundary(line: bytes, end: int) -> int:
+def _character_boundary(line: bytes | bytearray, end: int) -> int:
     """Move `end` back in front of a character that it would split; bytes that are no UTF-8 do not move it."""
     for back in range(1, _LONGEST_UTF8):
         byte = line[end - back]

@@ -8,7 +8,14 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-from execd.processes import Origin, ProcessTable, belonging_to, kill_until_gone
+from execd.processes import (
+    Origin,
+    ProcessTable,
+    belonging_to,
+    children_of,
+    kill_until_gone,
+    list_processes,
+)
 
 __all__ = ["Families"]
 
@@ -52,6 +59,14 @@ class Families:
         current = self._running.get(origin.execution_id, origin)
         others = [*self.besides(origin), *self._ended.values()]
         return belonging_to(current, others, table, adopter=os.getpid())
+
+    def count(self, origin: Origin) -> int:
+        """Say how many members are alive whose main process has ended. Cheap if there are none."""
+        known = {other.pid for other in self.besides(origin)} | {pid for pid, _ in origin.predecessors}
+        # Whoever outlived the main process has execd as parent, or a parent that has.
+        if known.issuperset(children_of(os.getpid())):
+            return 0
+        return len(self.members(origin, list_processes()))
 
     async def kill(self, origin: Origin) -> bool:
         """SIGKILL all members until none is left; False if some outlive even that."""

@@ -15,7 +15,7 @@ from execd.errors import InvalidBodyError
 from execd.processes import process_start
 from execd.requests import CommandRequest
 
-__all__ = ["Launched", "StartFailedError", "launch", "resolve_directory"]
+__all__ = ["Launched", "ShellStart", "StartFailedError", "find_shell", "launch", "resolve_directory"]
 
 _MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 """The kernel's MAX_ARG_STRLEN without the final NUL; a longer script goes through a file in memory."""
@@ -48,11 +48,25 @@ class Launched:
         return self.popen.pid
 
 
+@dataclass(frozen=True, slots=True)
+class ShellStart:
+    """A shell to start in place of what the request names. The descriptors stay the caller's.
+
+    executable: path. stdin, stderr: its descriptors 0 and 2; 1 is the pipe as ever.
+    """
+
+    argv: tuple[str, ...]
+    executable: str
+    stdin: int
+    stderr: int
+
+
 @dataclass(slots=True)
 class _Plumbing:
-    """Pipe ends and other descriptors of one start; all but the terminal are closed unless taken over."""
+    """Pipe ends and other descriptors of one start; all but what the caller gave are closed unless taken over."""
 
     terminal: int | None
+    shell: ShellStart | None
     ours: list[int] = field(default_factory=list)
     theirs: list[int] = field(default_factory=list)
 
@@ -74,7 +88,12 @@ class _Plumbing:
 
 
 def launch(
-    request: CommandRequest, env: Mapping[str, str], accounts: Accounts, *, terminal: int | None = None
+    request: CommandRequest,
+    env: Mapping[str, str],
+    accounts: Accounts,
+    *,
+    terminal: int | None = None,
+    shell: ShellStart | None = None,
 ) -> Launched:
     """Start the process in its own session, with only fds 0, 1, 2, default signals and umask 022.
 
@@ -84,7 +103,7 @@ def launch(
     """
     cwd = resolve_directory(request.cwd, env, accounts)
     identity = _identity(request, accounts)
-    plumbing = _Plumbing(terminal)
+    plumbing = _Plumbing(terminal, shell)
     try:
         return _start(request, env, cwd, identity, plumbing)
     except (OSError, subprocess.SubprocessError) as error:
@@ -114,6 +133,9 @@ def _start(
     if plumbing.terminal is not None:
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), plumbing.terminal)
         ends["preexec_fn"] = _take_terminal
+    elif plumbing.shell is not None:
+        ends = {"stdin": plumbing.shell.stdin, "stderr": plumbing.shell.stderr}
+        outputs["stdout"], ends["stdout"] = plumbing.pipe_out()
     else:
         ends = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
         outputs["stdout"], ends["stdout"] = plumbing.pipe_out()
@@ -156,9 +178,11 @@ def _program(
     request: CommandRequest, env: Mapping[str, str], plumbing: _Plumbing
 ) -> tuple[list[str], str | None]:
     """Give argv, and the executable if it is not to be looked up."""
+    if plumbing.shell is not None:
+        return list(plumbing.shell.argv), plumbing.shell.executable
     if request.argv is not None:
         return list(request.argv), None
-    name, executable = _shell(env)
+    name, executable = find_shell(env)
     if request.command is None:
         return [name], executable
     script = request.command.encode("utf-8")
@@ -180,7 +204,8 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _shell(env: Mapping[str, str]) -> tuple[str, str]:
+def find_shell(env: Mapping[str, str]) -> tuple[str, str]:
+    """Give name and path of bash, else of sh. Raises FileNotFoundError."""
     directories = [*env.get("PATH", DEFAULT_PATH).split(":"), "/bin", "/usr/bin"]
     for name in ("bash", "sh"):
         for directory in directories:

@@ -24,6 +24,7 @@ __all__ = [
     "ProcessTable",
     "adopted_by",
     "belonging_to",
+    "children_of",
     "descendants_of",
     "kill_until_gone",
     "list_processes",
@@ -82,12 +83,16 @@ def list_processes() -> dict[int, ProcessInfo]:
 
 def adopted_by(pid: int) -> frozenset[tuple[int, int]]:
     """Children of a process, with the start of each in clock ticks since boot."""
+    return frozenset((number, process_start(number)) for number in children_of(pid))
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids of the children of a process with one thread."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            numbers = [int(number) for number in file.read().split()]
+            return [int(number) for number in file.read().split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        numbers = [info.pid for info in list_processes().values() if info.ppid == pid]
-    return frozenset((number, process_start(number)) for number in numbers)
+        return [info.pid for info in list_processes().values() if info.ppid == pid]
 
 
 def belonging_to(

@@ -5,8 +5,8 @@ import logging
 import time
 from typing import Final
 
-from execd.commands import new_execution_id
 from execd.errors import OverloadedError
+from execd.execution import new_execution_id
 from execd.pty_client import PtyClient
 from execd.pty_session import Machinery, PtySession
 from execd.requests import CommandRequest

@@ -1,21 +1,27 @@
 """Reading the body of `POST /command`. Strict: unknown fields and wrong types are refused by name."""
 
+import binascii
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from execd.envs import is_reserved_name
 from execd.errors import InvalidBodyError
 
-__all__ = ["CommandRequest", "parse_command_request", "parse_json", "parse_pty_request"]
+__all__ = [
+    "CommandRequest",
+    "FieldTable",
+    "command_request",
+    "parse_json",
+    "parse_pty_request",
+    "read_fields",
+]
 
 _MAX_TIMEOUT_MS: Final = 10**12
 _MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
 _MAX_ARGUMENTS: Final = 100_000
 _MAX_VARIABLES: Final = 10_000
-
-_Check = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class CommandRequest:
     background: bool = False
     merge_stderr: bool = False
     kill_leftovers: bool = False
-    stdin: str | None = None
+    stdin: bytes | None = None
 
 
 def parse_json(body: bytes) -> Any:
@@ -47,25 +53,21 @@ def parse_json(body: bytes) -> Any:
         raise InvalidBodyError(f"the body is not JSON: {error}") from error
 
 
-def parse_command_request(body: bytes) -> CommandRequest:
-    """Read and check the body. Raises InvalidBodyError whose message begins with the field's name."""
-    request = CommandRequest(**_read_fields(body, _FIELDS))
+def command_request(document: Any) -> CommandRequest:
+    """Read and check a JSON document. Raises InvalidBodyError whose message begins with the field's name."""
+    request = CommandRequest(**read_fields(document, _FIELDS))
     if (request.command is None) == (request.argv is None):
         raise InvalidBodyError("command: exactly one of command and argv is needed")
+    if document.get("stdin") is not None and document.get("stdin_b64") is not None:
+        raise InvalidBodyError("stdin_b64: at most one of stdin and stdin_b64 may be given")
     if request.gid is not None and request.uid is None:
         raise InvalidBodyError("gid: needs uid")
-    return request
+    # The protocol has one log for a command in the background.
+    return replace(request, merge_stderr=True) if request.background else request
 
 
-def parse_pty_request(body: bytes) -> CommandRequest:
-    """Read and check the body of `POST /pty`, which may be empty. Raises as `parse_command_request`."""
-    values = _read_fields(body, _PTY_FIELDS) if body else {}
-    return CommandRequest(**values, stdin="")
-
-
-def _read_fields(body: bytes, fields: Mapping[str, tuple[str, _Check]]) -> dict[str, Any]:
-    """Give the checked values by attribute."""
-    document = parse_json(body)
+def read_fields(document: Any, fields: "FieldTable") -> dict[str, Any]:
+    """Check an object field by field; those that are null are left out. Raises InvalidBodyError."""
     if not isinstance(document, dict):
         raise InvalidBodyError("the body is not an object")
     values: dict[str, Any] = {}
@@ -76,6 +78,12 @@ def _read_fields(body: bytes, fields: Mapping[str, tuple[str, _Check]]) -> dict[
             target, check = fields[name]
             values[target] = check(name, value)
     return values
+
+
+def parse_pty_request(body: bytes) -> CommandRequest:
+    """Read and check the body of `POST /pty`, which may be empty. Raises as `command_request`."""
+    values = read_fields(parse_json(body), _PTY_FIELDS) if body else {}
+    return CommandRequest(**values, stdin=b"")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -94,6 +102,17 @@ def _text(name: str, value: Any) -> str:
     except UnicodeEncodeError as error:
         raise InvalidBodyError(f"{name}: holds a lone surrogate") from error
     return value
+
+
+def _input(name: str, value: Any) -> bytes:
+    return _text(name, value).encode("utf-8")
+
+
+def _base64(name: str, value: Any) -> bytes:
+    try:
+        return binascii.a2b_base64(_text(name, value).encode("utf-8"), strict_mode=True)
+    except binascii.Error as error:
+        raise InvalidBodyError(f"{name}: not base64: {error}") from error
 
 
 def _argument(name: str, value: Any) -> str:
@@ -154,7 +173,10 @@ def _integer(low: int, high: int) -> Callable[[str, Any], int]:
     return check
 
 
-_FIELDS: Final[dict[str, tuple[str, _Check]]] = {
+FieldTable = Mapping[str, tuple[str, Callable[[str, Any], Any]]]
+"""Wire name -> attribute and check."""
+
+_FIELDS: FieldTable = {
     "command": ("command", _non_empty),
     "argv": ("argv", _argv),
     "cwd": ("cwd", _non_empty),
@@ -165,7 +187,8 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     "background": ("background", _flag),
     "merge_stderr": ("merge_stderr", _flag),
     "kill_leftovers": ("kill_leftovers", _flag),
-    "stdin": ("stdin", _text),
+    "stdin": ("stdin", _input),
+    "stdin_b64": ("stdin", _base64),
 }
 """Wire name -> attribute and check. JSON null means absent for every field."""
 

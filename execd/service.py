@@ -9,6 +9,7 @@ from execd.commands import ExecutionTable
 from execd.connection import Limits
 from execd.directory_routes import DirectoryRoutes
 from execd.envs import CommandEnvironment
+from execd.execution_routes import ExecutionRoutes
 from execd.families import Families
 from execd.file_routes import FileRoutes
 from execd.metrics import MetricRoutes
@@ -30,10 +31,18 @@ class Service:
         accounts = Accounts()
         env = CommandEnvironment(environment, reads_file=not options.is_sealed)
         families = Families()
-        self._table = ExecutionTable(env, accounts, reaper, families, max_running=limits.connections)
-        self._commands = CommandRoutes(
-            self._table, strip_newlines=environment.get("EXECD_STRIP_NEWLINES") == "1"
+        strip_newlines = environment.get("EXECD_STRIP_NEWLINES") == "1"
+        self._table = ExecutionTable(
+            env,
+            accounts,
+            reaper,
+            families,
+            max_running=limits.connections,
+            oom_kills=self.accounting.oom_kills,
+            splits_at_cr=strip_newlines,
         )
+        commands = CommandRoutes(self._table, strip_newlines=strip_newlines)
+        executions = ExecutionRoutes(self._table, strip_newlines=strip_newlines)
         files = FileRoutes(accounts)
         directories = DirectoryRoutes(accounts)
         metrics = MetricRoutes(self.accounting)
@@ -41,7 +50,8 @@ class Service:
         origins = None if options.access_token else options.allowed_origins
         self._terminals = PtyRoutes(env, accounts, reaper, families, allowed_origins=origins)
         self.routes = Routes(
-            self._commands.routes,
+            commands.routes,
+            executions.routes,
             files.routes,
             directories.routes,
             metrics.routes,
@@ -52,5 +62,4 @@ class Service:
     async def close(self) -> None:
         """End all that was started for clients."""
         await self._table.kill_all()
-        self._commands.close()
         self._terminals.close()

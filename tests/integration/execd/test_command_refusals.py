@@ -85,8 +85,5 @@ def test_a_bad_body_is_refused_naming_the_field(execd: RunningExecd, body: bytes
     assert field in response.json()["message"]
 
 
-def test_null_means_absent_and_background_is_refused_clearly(execd: RunningExecd) -> None:
+def test_null_means_absent(execd: RunningExecd) -> None:
     assert execd.run("echo x", cwd=None, envs=None, timeout=None, uid=None, stdin=None).output() == b"x\n"
-    response = execd.client.post("/command", json={"command": "true", "background": True})
-    assert response.status_code == 501
-    assert response.json()["code"] == "NOT_SUPPORTED"

@@ -5,16 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.events import MAX_EVENT_BYTES, LineCutter, frame, output_frames
+from execd.events import MAX_EVENT_BYTES, LineHolder, frame, output_frames, split_lines
 
 CHUNKS = st.lists(
     st.one_of(st.binary(max_size=40), st.text("ab\n\r€😀", max_size=20).map(str.encode)), max_size=12
 )
 
 
-def cut(chunks: list[bytes], *, strip_newlines: bool = False) -> list[bytes]:
-    cutter = LineCutter(strip_newlines=strip_newlines)
-    return [piece for chunk in chunks for piece in cutter.feed(chunk)] + cutter.flush()
+def cut(chunks: list[bytes], *, splits_at_cr: bool = False) -> list[bytes]:
+    holder = LineHolder(splits_at_cr=splits_at_cr)
+    blocks = [block for chunk in chunks for block in holder.feed(chunk)] + holder.flush()
+    return [line for block in blocks for line in split_lines(block, splits_at_cr=splits_at_cr)]
+
+
+def shown(pieces: list[bytes], *, strip_newlines: bool) -> list[str]:
+    frames = output_frames("stdout", [(piece, 0) for piece in pieces], strip_newlines=strip_newlines)
+    return [json.loads(line)["text"] for line in frames.split(b"\n\n")[:-1]]
 
 
 @given(CHUNKS)
@@ -27,14 +33,17 @@ def test_the_pieces_joined_are_the_stream_and_each_is_one_line(chunks: list[byte
 
 @given(CHUNKS)
 def test_cutting_does_not_depend_on_how_the_stream_was_read(chunks: list[bytes]) -> None:
-    for strip in (False, True):
-        assert cut(chunks, strip_newlines=strip) == cut([b"".join(chunks)], strip_newlines=strip)
+    for splits_at_cr in (False, True):
+        together = cut([b"".join(chunks)], splits_at_cr=splits_at_cr)
+        assert cut(chunks, splits_at_cr=splits_at_cr) == together
+        assert b"".join(together) == b"".join(chunks)
 
 
 @given(CHUNKS)
 def test_the_older_form_has_no_line_ends(chunks: list[bytes]) -> None:
     expected = [line or b"\n" for line in b"".join(chunks).splitlines()]
-    assert cut(chunks, strip_newlines=True) == expected
+    texts = shown(cut(chunks, splits_at_cr=True), strip_newlines=True)
+    assert texts == [line.decode("utf-8", "replace") for line in expected]
 
 
 @pytest.mark.parametrize("character", ["x", "é", "€", "😀"])
@@ -55,12 +64,14 @@ def test_long_lines_of_no_encoding_are_cut_at_the_limit() -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
 def test_frames_carry_the_exact_bytes(pieces: list[bytes]) -> None:
-    frames = output_frames("stdout", pieces)
+    numbered = [(piece, number) for number, piece in enumerate(pieces)]
+    frames = output_frames("stdout", numbered, strip_newlines=False)
     assert frames.isascii()
     lines = frames.split(b"\n\n")
     assert lines.pop() == b""
-    for line, piece in zip(lines, pieces, strict=True):
+    for line, (piece, number) in zip(lines, numbered, strict=True):
         event = json.loads(line)
+        assert event["offset"] == number
         assert event["type"] == "stdout"
         assert isinstance(event["timestamp"], int)
         try:

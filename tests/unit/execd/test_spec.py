@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from execd import errors, pty_client, requests
-from execd.commands import EndReason
 from execd.connection import Limits
+from execd.execution import EndReason
 from execd.options import Options
 from execd.reaper import Reaper
 from execd.service import Service
@@ -60,7 +60,7 @@ def test_the_frames_of_a_terminal_are_those_it_takes() -> None:
 
 
 def test_the_reasons_are_those_of_the_daemon() -> None:
-    (documented,) = re.findall(r"reason: \{enum: \[(.*?)\]", SPEC)
+    (documented,) = re.findall(r"enum: \[(.*?)\]", block("EndReason", 4))
     assert documented.split(", ") == [reason.value for reason in EndReason]
 
 

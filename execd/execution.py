@@ -1,0 +1,279 @@
+"""One command: its processes, how it ended, and who reads its output."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from typing import Any, Final
+
+from execd.events import now_ms
+from execd.families import Families
+from execd.launch import Launched
+from execd.outputs import OutputLog
+from execd.processes import Origin, ProcessTable, belonging_to, kill_until_gone, list_processes, send_signal
+from execd.pump import Position, Pump
+from execd.requests import CommandRequest
+
+__all__ = ["EndReason", "Execution", "new_execution_id"]
+
+log = logging.getLogger("execd.execution")
+
+_GRACE_POLL_SECONDS: Final = 0.02
+_EXIT_NOTICE_SECONDS: Final = 1.0
+_KILLED_EXIT_CODE: Final = 128 + SIGKILL
+"""What a shell returns whose last command was killed."""
+
+MAX_CONTENT_CHARACTERS: Final = 16 * 1024
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class EndReason(StrEnum):
+    """Why a command ended; the terminal event's `reason`."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    KILLED_BY_CLIENT = "killed_by_client"
+    LOST = "lost"
+    START_FAILED = "start_failed"
+
+
+def new_execution_id() -> str:
+    """Make a random UUID in hexadecimal, without dashes."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    return raw.hex()
+
+
+class Execution:
+    """One command and everything that descends from it, while it runs and after.
+
+    log: what it wrote. exited: set when the main process ended, or when not even SIGKILL could end it (status is None
+    then). finished: set when its output is in the log, too. remaining_processes: how many outlived it, known then.
+    start_error: why it could not be started. on_release: called once when it has finished and its client left.
+    """
+
+    def __init__(
+        self, execution_id: str, request: CommandRequest, output: OutputLog, *, session_id: str | None = None
+    ) -> None:
+        self.id = execution_id
+        self.session_id = session_id
+        self.content = _content_of(request)[:MAX_CONTENT_CHARACTERS]
+        self.is_background = request.background
+        self.log = output
+        self.started_at_ms = now_ms()
+        self.finished_at_ms: int | None = None
+        self.duration_ms = 0
+        self.status: int | None = None
+        self.ended_by: EndReason | None = None
+        self.start_error: str | None = None
+        self.oom_killed = False
+        self.remaining_processes: int | None = None
+        self.exited = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.on_release: Callable[[], None] | None = None
+        self._kills_leftovers = request.kill_leftovers
+        self._started = time.monotonic()
+        self._was_sent_kill = False
+        self._processes: _Processes | None = None
+        self._pump: Pump | None = None
+        self._kill: asyncio.Task[None] | None = None
+        self._clients: list[Position] = []
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the main process returned; None while it runs or if a signal ended it."""
+        if self.status is None or not os.WIFEXITED(self.status):
+            return None
+        return os.WEXITSTATUS(self.status)
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the main process."""
+        if self.status is None or not os.WIFSIGNALED(self.status):
+            return None
+        return os.WTERMSIG(self.status)
+
+    @property
+    def reason(self) -> EndReason | None:
+        """Why it ended; None while it runs."""
+        if self.start_error is not None:
+            return EndReason.START_FAILED
+        if not self.exited.is_set():
+            return None
+        if self.status is None and self.ended_by is not EndReason.TIMEOUT:
+            return EndReason.LOST
+        if self.ended_by:
+            return self.ended_by
+        was_killed = self.signal == SIGKILL or self.exit_code == _KILLED_EXIT_CODE
+        if self.oom_killed and was_killed and not self._was_sent_kill:
+            return EndReason.OOM
+        return EndReason.SIGNAL if self.signal is not None else EndReason.EXIT
+
+    def begin(self, launched: Launched, origin: Origin, families: Families, spawn: Spawn, pump: Pump) -> None:
+        """Take over the processes and the reading of their output."""
+        self._processes = _Processes(launched, origin, families, self.exited)
+        self._pump = pump
+        self._spawn = spawn
+
+    def fail_to_start(self, message: str) -> None:
+        """End before the beginning."""
+        self.start_error = message
+        self.remaining_processes = 0
+        self.finished_at_ms = now_ms()
+        self.exited.set()
+        self.finish()
+
+    def kill(self, reason: EndReason, *, grace_seconds: float = 0.0) -> None:
+        """Begin ending the whole family: SIGTERM if there is a grace, then SIGKILL. The first reason stays.
+
+        A later call without grace cuts short the grace of an earlier one.
+        """
+        if self._processes is None:
+            return
+        if self.status is None and self.ended_by is None:
+            self.ended_by = reason
+        if self._kill is None or self._kill.done() or grace_seconds == 0:
+            previous = self._kill
+            self._kill = self._spawn(self._processes.end(grace_seconds))
+            if previous is not None:
+                previous.cancel()
+
+    async def killed(self) -> None:
+        """Wait for a kill under way, if there is one."""
+        while self._kill is not None and not self._kill.done():
+            await asyncio.wait([self._kill])
+
+    def send_signal(self, number: Signals) -> None:
+        """Signal the process group."""
+        if self._processes is not None:
+            self._was_sent_kill |= number == SIGKILL
+            self._processes.signal_group(number)
+
+    def on_exit(self, status: int) -> None:
+        """Take the wait status of the main process."""
+        self.status = status
+        if self._processes is not None:
+            self._processes.note_exit(status)
+            # A kill under way ends them as well.
+            if self._kills_leftovers and (self._kill is None or self._kill.done()):
+                self._kill = self._spawn(self._processes.end_leftovers())
+        self.exited.set()
+
+    async def ended(self) -> None:
+        """Wait until the main process, and whoever was to be killed with it, is gone; the pump then ends, too."""
+        await self.exited.wait()
+        self.finished_at_ms = now_ms()
+        await self.killed()
+        self.finished_at_ms = now_ms()
+        self.duration_ms = round((time.monotonic() - self._started) * 1000)
+        if self._pump is not None:
+            self._pump.note_end()
+
+    def count_remaining(self) -> None:
+        """Look who outlived it."""
+        if self._processes is not None:
+            self.remaining_processes = self._processes.count()
+
+    def finish(self) -> None:
+        """Note that all output is in the log."""
+        self.finished.set()
+        self.log.finish()
+        self._release_if_done()
+
+    def attach(self, client: Position) -> None:
+        """Add a client for whom it runs: its end is the end of the command, and its pace is the command's."""
+        self._clients.append(client)
+
+    def detach(self, client: Position) -> None:
+        """Take a client away. When the last has gone, a command that still runs is killed, tree and all."""
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        if not self._clients and not self.exited.is_set():
+            self.kill(EndReason.KILLED_BY_CLIENT)
+        self.reader_moved()
+        self._release_if_done()
+
+    def pacemaker(self) -> Position | None:
+        """Give the reader the command waits for: the client that came first."""
+        return self._clients[0] if self._clients else None
+
+    def reader_moved(self) -> None:
+        """Note that a reader has passed something on."""
+        if self._pump is not None:
+            self._pump.wake()
+
+    def _release_if_done(self) -> None:
+        if self.on_release is not None and self.finished.is_set() and not self._clients:
+            release, self.on_release = self.on_release, None
+            release()
+
+
+class _Processes:
+    """The main process and its family."""
+
+    def __init__(self, launched: Launched, origin: Origin, families: Families, exited: asyncio.Event) -> None:
+        self._launched = launched
+        self._origin = origin
+        self._families = families
+        self._exited = exited
+        self._is_gone = False
+
+    def note_exit(self, status: int) -> None:
+        """Note that the number of the main process may pass to someone else."""
+        self._is_gone = True
+        self._launched.popen.returncode = os.waitstatus_to_exitcode(status)
+
+    async def end(self, grace_seconds: float) -> None:
+        """SIGTERM, the grace, SIGKILL until none is left."""
+        if grace_seconds > 0:
+            self.signal_group(SIGTERM)
+            self.signal_group(SIGCONT)  # a stopped process hears nothing before
+            deadline = time.monotonic() + grace_seconds
+            while time.monotonic() < deadline:
+                if not self._family(list_processes()):
+                    break
+                await asyncio.sleep(_GRACE_POLL_SECONDS)
+        self.signal_group(SIGKILL)
+        await kill_until_gone(self._family)
+        try:
+            async with asyncio.timeout(_EXIT_NOTICE_SECONDS):
+                await self._exited.wait()
+        except TimeoutError:
+            log.warning("command_survives_kill id=%s pid=%d", self._origin.execution_id, self._origin.pid)
+            self._exited.set()
+
+    async def end_leftovers(self) -> None:
+        """SIGKILL to all that the main process left."""
+        if not await kill_until_gone(self._family):
+            log.warning("leftovers_survive_kill id=%s", self._origin.execution_id)
+
+    def count(self) -> int:
+        """Say how many processes of the family are alive."""
+        return self._families.count(self._origin)
+
+    def signal_group(self, number: Signals) -> None:
+        """Signal the process group of the main process, or the family if it is another user's."""
+        if self._is_gone:
+            return  # the group's number may have passed to someone else
+        try:
+            os.killpg(self._origin.pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            send_signal(self._family(list_processes()), number)
+
+    def _family(self, table: ProcessTable) -> set[int]:
+        # Not `Families.members`: whoever hides behind the name of a command that has ended is killed, too.
+        return belonging_to(self._origin, self._families.besides(self._origin), table, adopter=os.getpid())
+
+
+def _content_of(request: CommandRequest) -> str:
+    return request.command if request.command is not None else " ".join(request.argv or ())
