@@ -10,11 +10,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 __all__ = [
+    "ARM64_IMAGE",
     "BUSYBOX_IMAGE",
     "DEBIAN_IMAGE",
     "EMPTY_IMAGE",
     "MUSL_IMAGE",
     "docker_problem",
+    "ensure_arm64_image",
     "ensure_debian_image",
     "ensure_images",
     "ensure_musl_image",
@@ -32,6 +34,9 @@ MUSL_IMAGE = "sandmill-test:musl"
 
 DEBIAN_IMAGE = "sandmill-test:debian"
 """Debian's bash and coreutils and the libraries they need: the same C library as the bundle's, or nearly."""
+
+ARM64_IMAGE = "sandmill-test:arm64"
+"""Debian's Python for aarch64, to be run by QEMU."""
 
 _PACKAGE = "busybox-static"
 _TIMEOUT_SECONDS = 120
@@ -85,11 +90,14 @@ def ensure_musl_image() -> None:
 def ensure_debian_image() -> None:
     """Import the Debian image unless the engine has it; about ten seconds."""
     if not _has_image(DEBIAN_IMAGE):
-        include = "--include=bash,coreutils,dash,libc-bin"
-        argv = ["mmdebstrap", "--quiet", "--variant=extract", include, "bookworm", "-"]
-        made = subprocess.run(argv, check=False, capture_output=True, timeout=_TIMEOUT_SECONDS)
-        assert made.returncode == 0, made.stderr.decode()
-        _import(made.stdout, DEBIAN_IMAGE, "ENV PATH=/usr/bin:/bin")
+        _import(_debian_tree("bash,coreutils,dash,libc-bin"), DEBIAN_IMAGE, "ENV PATH=/usr/bin:/bin")
+
+
+def ensure_arm64_image() -> None:
+    """Import the image of the other architecture unless the engine has it; about twenty seconds."""
+    if not _has_image(ARM64_IMAGE):
+        packages = "bash,binutils,coreutils,dash,libc-bin,python3"
+        _import(_debian_tree(packages, "--arch=arm64"), ARM64_IMAGE, "ENV PATH=/usr/bin:/bin")
 
 
 def unpack_image(name: str, folder: Path) -> None:
@@ -128,6 +136,14 @@ def _unpacked_package(package: str, folder: Path) -> Path:
     _tool("apt-get", "download", package, folder=folder)
     _tool("dpkg", "-x", next(folder.glob(f"{package}_*.deb")).name, f"tree-{package}", folder=folder)
     return folder / f"tree-{package}"
+
+
+def _debian_tree(packages: str, *options: str) -> bytes:
+    """A tar archive of some packages and what they need, unpacked and not set up: none of them is run."""
+    argv = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}", *options, "bookworm", "-"]
+    made = subprocess.run(argv, check=False, capture_output=True, timeout=_TIMEOUT_SECONDS)
+    assert made.returncode == 0, made.stderr.decode()
+    return made.stdout
 
 
 def _tar(files: dict[str, bytes], links: list[str] | None = None) -> bytes:
