@@ -4,6 +4,9 @@ import io
 import os
 import subprocess
 import tarfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +18,7 @@ __all__ = [
     "DEBIAN_IMAGE",
     "EMPTY_IMAGE",
     "MUSL_IMAGE",
+    "derived_image",
     "docker_problem",
     "ensure_arm64_image",
     "ensure_debian_image",
@@ -100,8 +104,40 @@ def ensure_arm64_image() -> None:
         _import(_debian_tree(packages, "--arch=arm64"), ARM64_IMAGE, "ENV PATH=/usr/bin:/bin")
 
 
+@contextmanager
+def derived_image(base: str, *changes: str, files: Mapping[str, bytes | None]) -> Iterator[str]:
+    """Make an image from another, and remove it in the end.
+
+    changes: lines of a Dockerfile. files: contents by path; None makes a FIFO.
+    """
+    name = f"sandmill-test:{uuid.uuid4().hex[:12]}"
+    buffer = io.BytesIO(_exported(base))
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.mode = 0o755
+            if content is None:
+                info.type = tarfile.FIFOTYPE
+                archive.addfile(info)
+            else:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    _import(buffer.getvalue(), name, *changes)
+    try:
+        yield name
+    finally:
+        _docker("rmi", "--force", name)
+
+
 def unpack_image(name: str, folder: Path) -> None:
     """Put the files of an image into a folder, without devices."""
+    folder.mkdir()
+    argv = ["tar", "-C", str(folder), "--exclude=dev/*", "-xf", "-"]
+    subprocess.run(argv, input=_exported(name), check=True, capture_output=True, timeout=_TIMEOUT_SECONDS)
+
+
+def _exported(name: str) -> bytes:
+    """All files of an image as a tar archive."""
     made = _docker("create", name, "none")
     assert made.returncode == 0, made.stderr.decode()
     container = made.stdout.decode().strip()
@@ -110,17 +146,16 @@ def unpack_image(name: str, folder: Path) -> None:
         assert exported.returncode == 0, exported.stderr.decode()
     finally:
         _docker("rm", container)
-    folder.mkdir()
-    argv = ["tar", "-C", str(folder), "--exclude=dev/*", "-xf", "-"]
-    subprocess.run(argv, input=exported.stdout, check=True, capture_output=True, timeout=_TIMEOUT_SECONDS)
+    return exported.stdout
 
 
 def _has_image(name: str) -> bool:
     return _docker("image", "inspect", name).returncode == 0
 
 
-def _import(content: bytes, name: str, change: str) -> None:
-    done = _docker("import", "--change", change, "-", name, input=content)
+def _import(content: bytes, name: str, *changes: str) -> None:
+    options = [word for change in changes for word in ("--change", change)]
+    done = _docker("import", *options, "-", name, input=content)
     assert done.returncode == 0, done.stderr.decode()
 
 

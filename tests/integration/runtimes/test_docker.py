@@ -1,10 +1,9 @@
 """The docker runtime beside other users of the engine, with images of every make, and without an engine."""
 
 import gc
-import io
 import subprocess
-import tarfile
 import uuid
+from contextlib import ExitStack
 
 import pytest
 
@@ -17,7 +16,7 @@ from core.errors import (
 )
 from runtimes.base import FileUpload
 from runtimes.docker import DockerConfig, DockerRuntime
-from tests.support.images import BUSYBOX_IMAGE, EMPTY_IMAGE
+from tests.support.images import BUSYBOX_IMAGE, EMPTY_IMAGE, derived_image
 from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import START_SECONDS, docker_kind
 
@@ -31,31 +30,14 @@ def kind(runtime_folder):
 
 @pytest.fixture
 def image(kind):
-    """Make an image from the busybox one: image(change, ..., **files)."""
-    made = []
+    """Make an image from the busybox one: image(change, ..., folder_file="text")."""
+    with ExitStack() as made:
 
-    def make(*changes, **files):
-        name = f"sandmill-test:{uuid.uuid4().hex[:12]}"
-        made.append(name)
-        container = docker_output("create", BUSYBOX_IMAGE, "sh").strip()
-        try:
-            exported = subprocess.run(["docker", "export", container], check=True, capture_output=True).stdout
-        finally:
-            docker_output("rm", container)
-        buffer = io.BytesIO(exported)
-        with tarfile.open(fileobj=buffer, mode="a") as archive:
-            for path, text in files.items():
-                info = tarfile.TarInfo(path.replace("_", "/"))
-                info.size = len(text)
-                archive.addfile(info, io.BytesIO(text.encode()))
-        options = [word for change in ("ENV PATH=/bin", *changes) for word in ("--change", change)]
-        argv = ["docker", "import", *options, "-", name]
-        subprocess.run(argv, input=buffer.getvalue(), check=True, capture_output=True)
-        return name
+        def make(*changes, **files):
+            contents = {path.replace("_", "/"): text.encode() for path, text in files.items()}
+            return made.enter_context(derived_image(BUSYBOX_IMAGE, "ENV PATH=/bin", *changes, files=contents))
 
-    yield make
-    for name in made:
-        docker_output("rmi", "--force", name)
+        yield make
 
 
 def docker_output(*arguments):

@@ -1,0 +1,120 @@
+"""Images whose author wants a word with execd: whatever they hold concerns the commands, never the daemon."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.images import DEBIAN_IMAGE, derived_image, ensure_debian_image
+from tests.support.runtime_fixtures import kind_named
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(90)]
+
+LIBRARIES = f"/lib/{os.uname().machine}-linux-gnu"
+PATH = "ENV PATH=/usr/bin:/bin"
+
+
+@pytest.fixture(scope="module")
+def docker(runtime_folder):
+    yield from kind_named("docker", runtime_folder)
+
+
+@pytest.fixture
+def box_of(docker):
+    """Start a sandbox of Debian's image with changes: box_of(change, ..., files={path: content})."""
+    ensure_debian_image()
+
+    @contextmanager
+    def make(*changes, files=None, **spec):
+        with (
+            derived_image(DEBIAN_IMAGE, PATH, *changes, files=files or {}) as name,
+            docker.box(image=name, **spec) as box,
+        ):
+            yield box
+
+    return make
+
+
+def foreign_files(box):
+    """What is mapped into execd that is not of its bundle, as the host sees it."""
+    pid = box.runtime._process(box.handle).pid
+    mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    assert any(path.endswith("libc.so.6") for path in mapped), mapped
+    own = {path.name for path in box.runtime._prepare().path.rglob("*")}
+    return {path for path in mapped if path.startswith("/") and Path(path).name not in own}
+
+
+def test_preload_file_is_for_commands_only(box_of):
+    library = f"{LIBRARIES}/libutil.so.1"
+    with box_of(files={"etc/ld.so.preload": f"{library}\n".encode()}) as box:
+        assert library in box.sh("cat /proc/self/maps").out
+        assert foreign_files(box) == set()
+
+
+def test_loader_variables_are_for_commands_only(box_of):
+    variables = {
+        "LD_PRELOAD": f"{LIBRARIES}/libanl.so.1",
+        "LD_AUDIT": f"{LIBRARIES}/libutil.so.1",
+        "LD_LIBRARY_PATH": "/hostile",
+        "LD_BIND_NOW": "1",
+        "GLIBC_TUNABLES": "glibc.malloc.perturb=7",
+        "MALLOC_ARENA_MAX": "1",
+    }
+    changes = [f"ENV {name}={value}" for name, value in variables.items()]
+    libraries = {f"hostile/{name}": b"no library" for name in ("libz.so.1", "libm.so.6", "libffi.so.8")}
+    with box_of(*changes, files=libraries) as box:
+        said = box.sh("env; cat /proc/self/maps").out.splitlines()
+        assert {f"{name}={value}" for name, value in variables.items()} <= set(said)
+        assert any(line.endswith("libanl.so.1") for line in said)
+        assert not any(line.startswith("SANDMILL_ORIG_") for line in said)
+        assert foreign_files(box) == set()
+
+
+def test_settings_of_python_and_of_execd_do_not_reach_it(box_of):
+    changes = [
+        "PYTHONPATH=/hostile",
+        "PYTHONHOME=/hostile",
+        "PYTHONINSPECT=1",
+        "EXECD_PORT=1",
+        "BASH_ENV=/hostile/x",
+    ]
+    modules = {
+        f"hostile/{name}.py": b"raise SystemExit('hostile')" for name in ("asyncio", "sitecustomize", "h11")
+    }
+    with box_of(*(f"ENV {change}" for change in changes), files=modules) as box:
+        assert box.sh("echo $PYTHONHOME $EXECD_PORT").out == "/hostile\n"
+        assert foreign_files(box) == set()
+
+
+def test_name_services_of_the_image_are_not_loaded(box_of):
+    """Its own programs load the module that it names; the bundle's C library does not."""
+    services = "".join(f"{name}: hesiod files\n" for name in ("passwd", "group", "hosts"))
+    ask = (
+        "import pwd, socket\n"
+        "for ask in (pwd.getpwnam, lambda name: socket.getaddrinfo(name.encode(), 1)):\n"
+        "    try: ask('nobody-knows')\n"
+        "    except (KeyError, OSError): pass\n"
+        "print([line for line in open('/proc/self/maps') if 'libnss' in line])"
+    )
+    with box_of(files={"etc/nsswitch.conf": services.encode()}) as box:
+        control = box.sh("LD_DEBUG=files getent passwd nobody-knows")
+        assert b"libnss_hesiod" in control.of("stderr")
+        said = box.python(ask)
+        assert said.out == "[]\n", said.of("stderr")
+        assert foreign_files(box) == set()
+
+
+def test_libraries_of_the_image_are_not_found(box_of):
+    """Such as libgcc_s, which a C library asks for when a thread ends."""
+    load = "import ctypes, sys\ntry: ctypes.CDLL(sys.argv[1])\nexcept OSError: print('none')\nelse: print('loaded')"
+    with box_of() as box:
+        assert "libanl.so.1" in box.sh("LD_PRELOAD=libanl.so.1 cat /proc/self/maps").out
+        assert box.python(load, f"{LIBRARIES}/libanl.so.1").out == "loaded\n"
+        assert box.python(load, "libanl.so.1").out == "none\n"
+
+
+@pytest.mark.parametrize("path", ["etc/localtime", "usr/share/locale/locale.alias", "etc/nsswitch.conf"])
+def test_file_that_never_ends_does_not_stop_the_start(box_of, path):
+    with box_of("ENV LANG=xx_YY.UTF-8", files={path: None}) as box:
+        assert box.python("import time; print(time.localtime().tm_isdst)").out == "0\n"
