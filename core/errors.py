@@ -219,6 +219,7 @@ class RegistryError(RunFailure):
     """A registry answered in a way that gives no image; the message has its words."""
 
     code = "registry_error"
+    retryable = False
 
 
 class RegistryAuthError(RegistryError):
@@ -226,26 +227,26 @@ class RegistryAuthError(RegistryError):
 
     code = "registry_auth"
     failure_class = FailureClass.SPEC
-    retryable = False
 
 
 class RegistryRateLimitedError(RegistryError):
     """The registry was asked too often; the same call may work later."""
 
     code = "registry_rate_limited"
+    retryable = True
 
 
 class RegistryTlsError(RegistryError):
     """The registry cannot be talked to safely: its certificate is not one we trust, or it has none."""
 
     code = "registry_tls"
-    retryable = False
 
 
 class RegistryUnreachableError(RegistryError):
     """The registry does not answer; the same call may work soon."""
 
     code = "registry_unreachable"
+    retryable = True
 
 
 class SpecInvalidError(RunFailure):

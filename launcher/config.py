@@ -26,4 +26,9 @@ class LauncherSettings(BaseSettings):
         validation_alias=AliasChoices("REDIS_URL", "SANDMILL_REDIS_URL"),
         description="External Redis or Valkey; unset: one of our own is started.",
     )
+    docker_config: Path = Field(
+        default=Path("~/.docker"),
+        validation_alias=AliasChoices("DOCKER_CONFIG", "SANDMILL_DOCKER_CONFIG"),
+        description="Folder of the config.json in which `docker login` saves credentials of registries.",
+    )
     api_port: int = Field(default=8080, ge=0, le=65535, description="0 picks a free one.")

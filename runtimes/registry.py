@@ -39,9 +39,12 @@ def build_runtime(name: str, folder: Path) -> Runtime:
     raise NotSupportedError(f"there is no runtime {name!r}; there are: {', '.join(RUNTIME_NAMES)}")
 
 
-def open_image_store(folder: Path) -> ImageStore:
-    """Open the image store of the `local` runtime that `build_runtime` makes with the same folder."""
-    return ImageStore(folder / _LOCAL / "images", as_root=os.geteuid() == 0)
+def open_image_store(folder: Path, *, docker_config: Path | None = None) -> ImageStore:
+    """Open the image store of the `local` runtime that `build_runtime` makes with the same folder.
+
+    docker_config: Docker's `config.json`, from which pulls take the credentials that `docker login` saved.
+    """
+    return ImageStore(folder / _LOCAL / "images", as_root=os.geteuid() == 0, docker_config=docker_config)
 
 
 def from_config(config: LocalConfig | DockerConfig | FakeConfig) -> Runtime:

@@ -3,8 +3,17 @@
 from runtimes.local.images.config import ImageConfig
 from runtimes.local.images.limits import ImageLimits
 from runtimes.local.images.names import ImageName
+from runtimes.local.images.pulling import PullProgress
 from runtimes.local.images.records import StoredImage
 from runtimes.local.images.store import ImageStore
 from runtimes.local.images.users import resolve_user
 
-__all__ = ["ImageConfig", "ImageLimits", "ImageName", "ImageStore", "StoredImage", "resolve_user"]
+__all__ = [
+    "ImageConfig",
+    "ImageLimits",
+    "ImageName",
+    "ImageStore",
+    "PullProgress",
+    "StoredImage",
+    "resolve_user",
+]

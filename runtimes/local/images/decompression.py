@@ -77,7 +77,7 @@ class UnpackedSource:
         errors: tuple[type[Exception], ...] = (),
     ) -> None:
         """unpacked: reads from packed, which counts. errors: say that the data is damaged."""
-        self._errors = (zlib.error, lzma.LZMAError, EOFError, *errors)
+        self._errors: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, EOFError, *errors)
         self._unpacked = unpacked
         self._packed = packed
         self._limits = limits

@@ -39,7 +39,8 @@ class ImageName:
         if at and not DIGEST.fullmatch(digest):
             raise _invalid(text, "the part after '@' is not sha256: and 64 hexadecimal digits")
         registry, rest = _split_registry(rest)
-        if not _REGISTRY.fullmatch(registry):
+        port = registry.rpartition("]")[2].partition(":")[2]
+        if not _REGISTRY.fullmatch(registry) or int(port or 0) > 65_535:
             raise _invalid(text, f"{registry!r} is not a registry's host and port")
         repository, colon, tag = rest.partition(":")
         if not _REPOSITORY.fullmatch(repository):

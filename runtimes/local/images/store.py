@@ -6,21 +6,31 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.errors import BadImageError, ImageNotFoundError, ImageStoreFullError, RuntimeUnavailableError
+from core.errors import (
+    BadImageError,
+    ImageNotFoundError,
+    ImageStoreFullError,
+    RuntimeUnavailableError,
+    SpecInvalidError,
+)
 from runtimes.local.images.archives import ImageSource, open_archive
 from runtimes.local.images.config import ImageConfig, ImageFacts
+from runtimes.local.images.connection import RegistryConnection
+from runtimes.local.images.credentials import Credentials, saved_credentials
 from runtimes.local.images.layers import LayerStore
 from runtimes.local.images.leases import Leases
 from runtimes.local.images.limits import DEFAULT_LIMITS, ImageLimits
 from runtimes.local.images.locking import lock_file, remove_free_lock
 from runtimes.local.images.names import DIGEST, ImageName
 from runtimes.local.images.platforms import Platform
+from runtimes.local.images.pulling import ProgressListener, find_remote
 from runtimes.local.images.records import ImageRecord, StoredImage, write_durably
 from runtimes.local.images.workspace import Workspace, dead_workspaces, open_workspace, pinned
 
@@ -38,15 +48,24 @@ class ImageStore:
     nothing that is seen; `collect` clears away what is left of it.
     """
 
-    def __init__(self, folder: Path, *, as_root: bool, limits: ImageLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        as_root: bool,
+        limits: ImageLimits = DEFAULT_LIMITS,
+        docker_config: Path | None = None,
+    ) -> None:
         """folder: made if missing, for its owner only: images hold set-user-id programs of other people.
 
         as_root: layers are kept apart with the owners of the image, for overlay mounted by root; else each image is
-        one folder owned by this user. Touches nothing yet.
+        one folder owned by this user. docker_config: Docker's `config.json` with saved credentials of registries.
+        Touches nothing yet.
         """
         self._folder = folder
         self._as_root = as_root
         self._limits = limits
+        self._docker_config = docker_config
         self._lock = folder / "lock"
         self._layers = LayerStore(folder, limits, as_root=as_root)
         self._leases = Leases(folder / "leases")
@@ -71,6 +90,37 @@ class ImageStore:
             with suppress(OSError, RuntimeUnavailableError):
                 self.collect()
             raise
+
+    def pull(
+        self,
+        reference: str,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        platform: str | None = None,
+        progress: ProgressListener = lambda _: None,
+        timeout_seconds: float = 3600.0,
+    ) -> StoredImage:
+        """Store an image from its registry; layers that are here already are not fetched again.
+
+        username and password: else what `docker login` saved is used, else none. platform: e.g. `linux/arm64`; else
+        that of this machine. progress: is called in this thread. Layers that came whole before a failure are kept for
+        the next attempt until `collect`.
+        Raises SpecInvalidError, ImageNotFoundError, PlatformNotFoundError, BadImageError, ImageStoreFullError, and the
+        kinds of RegistryError.
+        """
+        name = ImageName.parse(reference)
+        wanted = Platform.parse(platform) if platform else Platform.of_this_machine()
+        connection = RegistryConnection(
+            name,
+            self._credentials(name, username, password),
+            deadline=time.monotonic() + timeout_seconds,
+        )
+        with closing(connection), self._working() as workspace:
+            source = find_remote(
+                name, wanted, connection, workspace, limits=self._limits, on_progress=progress
+            )
+            return self._store(source, name, workspace)
 
     def find(self, name_or_digest: str) -> StoredImage:
         """Give an image by name, by its digest, or by `repository@sha256:...`.
@@ -177,6 +227,13 @@ class ImageStore:
         with lock_file(self._lock, shared=True):
             write_durably(self._path(name.full), record.to_json())
         return self._to_image(record)
+
+    def _credentials(self, name: ImageName, username: str | None, password: str | None) -> Credentials | None:
+        if (username is None) != (password is None):
+            raise SpecInvalidError("a user name and a password go together", field="username")
+        if username is not None and password is not None:
+            return Credentials(username, password)
+        return saved_credentials(self._docker_config, name.registry) if self._docker_config else None
 
     def _find(self, name_or_digest: str) -> ImageRecord:
         self._prepare()

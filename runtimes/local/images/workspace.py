@@ -38,8 +38,11 @@ class Workspace:
         return folder
 
     def new_file(self) -> BinaryIO:
-        """Make an empty file to write and read back; the caller closes it."""
-        return (self.path / uuid4().hex).open("x+b")
+        """Make an empty file to write and read back; it is gone once the caller closes it."""
+        path = self.path / uuid4().hex
+        file = path.open("x+b")
+        path.unlink()
+        return file
 
 
 @contextmanager
