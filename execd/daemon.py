@@ -19,7 +19,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 log = logging.getLogger("execd")
 
@@ -28,11 +28,16 @@ _OWN_DESCRIPTORS = 64
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run with the environment this process was started with; see `run`."""
+    return run(arguments, initial_environment())
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run until SIGTERM or SIGINT; sealed, until SIGKILL.
 
-    Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen.
+    environment: what commands inherit, and the daemon's own EXECD_ settings. Returns the exit code: 0, 2 for a wrong
+    command line, 1 if it cannot listen.
     """
-    environment = initial_environment()
     try:
         options = parse_options(arguments, environment)
     except OptionsError as error:

@@ -10,6 +10,7 @@ __all__ = [
     "adopt_orphans",
     "close_other_descriptors",
     "hide_memory",
+    "overwrite_arguments",
     "rename_exclusively",
     "set_process_name",
     "wipe_secret",
@@ -36,20 +37,41 @@ def wipe_secret(secret: str) -> bool:
     """Overwrite a secret in the argument and environment areas that `ps` and /proc show. False if not possible."""
     needle = secret.encode("utf-8", "surrogateescape")
     try:
-        with open("/proc/self/stat", "rb") as file:
-            stat = file.read()
-        fields = [int(field) for field in stat[stat.rfind(b")") + 4 :].split()]
-        # Counted from the fourth field of proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51.
-        arg_start, _, _, env_end = fields[44:48]
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(arg_start)
-            area = memory.read(env_end - arg_start)
+            start, end = _argument_area()
+            memory.seek(start)
+            area = memory.read(end - start)
             for match in re.finditer(re.escape(needle), area):
-                memory.seek(arg_start + match.start())
+                memory.seek(start + match.start())
                 memory.write(b"*" * len(needle))
     except (OSError, ValueError, OverflowError):
         return False
     return True
+
+
+def overwrite_arguments(name: bytes) -> bool:
+    """Show this name as the whole command line, here and in all this process forks; False if not possible.
+
+    The environment area is cleared. /proc/PID/cmdline is there for everyone to read, in a sandbox too.
+    """
+    try:
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            start, end = _argument_area()
+            memory.seek(start)
+            memory.write(name[: end - start].ljust(end - start, b"\0"))
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _argument_area() -> tuple[int, int]:
+    """Give where the kernel put arguments and environment, which follow each other, in this process's memory."""
+    with open("/proc/self/stat", "rb") as file:
+        stat = file.read()
+    fields = [int(field) for field in stat[stat.rfind(b")") + 4 :].split()]
+    # Counted from the fourth field of proc(5): arg_start, arg_end, env_start, env_end are fields 48 to 51.
+    arg_start, _, _, env_end = fields[44:48]
+    return arg_start, env_end
 
 
 def set_process_name(name: str) -> None:

@@ -28,6 +28,14 @@ _STALE_SECONDS = 600.0
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 
+_ACCOUNTS = {
+    "memory_usage": ("memory.usage_in_bytes", "memory.current"),
+    "memory_events": ("memory.oom_control", "memory.events"),
+    "cpu_usage": ("cpuacct.usage", "cpu.stat"),
+}
+
+_FREEZER_WORDS = {1: ("THAWED", "FROZEN"), 2: ("0", "1")}
+
 _NOT_OURS = (
     errno.EACCES,
     errno.EPERM,
@@ -61,7 +69,7 @@ def cgroup_mounts(mountinfo: str | None = None) -> list[CgroupMount]:
             mounts.append(CgroupMount(Path(point), root, 2, frozenset()))
         elif kind == "cgroup":
             names = frozenset(options.rsplit(" ", 1)[-1].split(","))
-            mounts.append(CgroupMount(Path(point), root, 1, names & {*_CONTROLLERS, "cpuacct"}))
+            mounts.append(CgroupMount(Path(point), root, 1, names & {*_CONTROLLERS, "cpuacct", "freezer"}))
     return mounts
 
 
@@ -93,6 +101,55 @@ class SandboxCgroup:
         finally:
             for folder in before:
                 (folder / "tasks").write_text("0")
+
+    def open_for_a_child(self) -> list[tuple[str, int]]:
+        """Open what a forked child needs to be in all groups; the caller closes it.
+
+        "cgroup": the folder of version 2 to be born in, "tasks": a file of version 1 to write "0" to,
+        "account:NAME": see `open_accounts`.
+        """
+        opened = []
+        for folder, version in self._folders.items():
+            if version == 2:
+                opened.append(("cgroup", os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+            else:
+                opened.append(("tasks", os.open(folder / "tasks", os.O_WRONLY | os.O_CLOEXEC)))
+        return opened + [(f"account:{name}", descriptor) for name, descriptor in self.open_accounts()]
+
+    def open_accounts(self) -> list[tuple[str, int]]:
+        """Open the files that tell use, by the names execd has for them (`--account`). The caller closes them."""
+        opened = []
+        for name, files in _ACCOUNTS.items():
+            paths = [folder / file for folder in self._folders for file in files]
+            path = next((path for path in paths if path.exists()), None)
+            if path is not None:
+                opened.append((name, os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+        return opened
+
+    def freeze(self, *, timeout_seconds: float) -> bool:
+        """Stop every process in it where it stands; False if no hierarchy here can.
+
+        Raises OSError (ETIMEDOUT) if they do not all stand still in time.
+        """
+        return self._set_frozen(frozen=True, timeout_seconds=timeout_seconds)
+
+    def thaw(self, *, timeout_seconds: float) -> bool:
+        """Let them go on; see `freeze`."""
+        return self._set_frozen(frozen=False, timeout_seconds=timeout_seconds)
+
+    def _set_frozen(self, *, frozen: bool, timeout_seconds: float) -> bool:
+        for folder, version in self._folders.items():
+            control = folder / ("cgroup.freeze" if version == 2 else "freezer.state")
+            if not control.exists():
+                continue
+            control.write_text(_FREEZER_WORDS[version][frozen])
+            deadline = time.monotonic() + timeout_seconds
+            while _is_frozen(folder, version) != frozen:
+                if time.monotonic() > deadline:
+                    raise OSError(errno.ETIMEDOUT, "its processes do not stand still", str(control))
+                time.sleep(0.001)
+            return True
+        return False
 
     def place(self, pid: int) -> None:
         """Move a process, and so all it will start, into the groups it was not born in: those of version 2."""
@@ -318,6 +375,12 @@ def _apply(folder: Path, mount: CgroupMount, settings: dict[str, list[tuple[str,
             continue
         done.add(controller)
     return done
+
+
+def _is_frozen(folder: Path, version: int) -> bool:
+    if version == 2:
+        return _read_key(folder / "cgroup.events", "frozen") == 1
+    return (folder / "freezer.state").read_text().strip() == "FROZEN"
 
 
 def _read_int(path: Path) -> int | None:

@@ -1,15 +1,13 @@
 """Opening a TCP connection from inside the network namespace of a process on this host."""
 
-import ctypes
 import os
 import socket
 import threading
 
 from core.errors import ExecdUnreachableError, NotSupportedError
+from runtimes import linux
 
 __all__ = ["connect_in_namespace"]
-
-_CLONE_NEWNET = 0x40000000
 
 _SOURCE = ("127.0.0.2", 0)
 """Not 127.0.0.1: while nothing listens yet, the kernel could pick the port we call as our own, and a socket that calls
@@ -49,9 +47,6 @@ def _enter(path: str) -> None:
     """Put the calling thread into a network namespace."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(descriptor, _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), path)
+        linux.enter_namespace(descriptor, linux.CLONE_NEWNET)
     finally:
         os.close(descriptor)

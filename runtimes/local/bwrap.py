@@ -12,10 +12,12 @@ from runtimes.local.plan import (
     Directory,
     Mount,
     Namespace,
+    Overlay,
     Plan,
     ProcFolder,
     ReadOnly,
     Symlink,
+    TextFile,
     Tmpfs,
 )
 
@@ -137,6 +139,8 @@ def _mount_options(mount: Mount) -> list[str]:  # noqa: PLR0911 -- one return pe
             return ["--dev", path]
         case ReadOnly(path):
             return ["--remount-ro", path]
+        case Overlay() | TextFile():
+            raise NotImplementedError
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -13,8 +13,10 @@ class LocalConfig(BaseModel):
 
     state_dir: records and sockets of the sandboxes; made with mode 0700, never shared between nodes.
     bundle_dir: where the execd bundle is built once and found again.
-    uid_base: as root, sandbox n runs as host user uid_base + n. Above the ids of accounts and engines,
-    below the 2^31 that some tools take for negative.
+    uid_base: as root, sandbox n has the 65,536 host users from uid_base + 65,536 n on. Above the ids of accounts and
+    engines; ids of 2^31 and more, which some tools take for negative, are not used.
+    executor: what starts sandboxes. zygote: forks a process that has execd in memory, for root. bwrap: for everyone.
+    auto: the zygote where it can be.
     cgroup_parent: one path component below each hierarchy.
     host_paths: folders of the host shown read-only at the same place in addition to /usr, e.g. a Python outside of it.
     """
@@ -25,6 +27,6 @@ class LocalConfig(BaseModel):
     state_dir: Path
     bundle_dir: Path
     uid_base: int = Field(default=720_000, ge=1_000, le=2_000_000_000)
-    executor: Literal["bwrap"] = "bwrap"
+    executor: Literal["auto", "zygote", "bwrap"] = "auto"
     cgroup_parent: str = Field(default="sandmill", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     host_paths: tuple[Path, ...] = ()

@@ -9,6 +9,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from core.errors import SpecInvalidError
@@ -27,7 +29,7 @@ from runtimes.local.plan import (
     Tmpfs,
 )
 
-__all__ = ["HOST_IMAGE", "Sources", "build_plan", "write_etc"]
+__all__ = ["HOST_IMAGE", "Sources", "build_plan", "shown_by_all", "write_etc"]
 
 HOST_IMAGE = "host"
 _HOME = "/home/sandbox"
@@ -114,15 +116,15 @@ def _unreadable(folder: str, names: list[str]) -> list[str]:
 def build_plan(spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], seccomp: bytes | None) -> Plan:
     """Plan a sandbox of the image `host`. Raises SpecInvalidError for a workdir or environment it cannot have."""
     workdir = _checked_workdir(spec.workdir)
-    system = _system_mounts(sources)
+    fixed = _fixed_mounts(sources)
     # Said by the plan alone: what the host has there is none of the sandbox's business.
-    protected = {mount.path for mount in system} | _NO_WORKDIR
-    mounts: list[Mount] = [Tmpfs("/", spec.limits.disk_bytes), *system]
+    protected = {mount.path for mount in fixed.system} | _NO_WORKDIR
+    mounts: list[Mount] = [Tmpfs("/", spec.limits.disk_bytes), *fixed.system]
     mounts += [Bind(sources.etc, "/etc"), Bind(sources.bundle, BUNDLE_MOUNT)]
     mounts += [Directory("/tmp", 0o1777), Directory("/var/tmp", 0o1777)]  # noqa: S108 -- the sandbox's own
     mounts += [Directory("/run"), Directory(_HOME), Directory("/mnt"), Directory("/opt"), Directory("/root")]
     mounts += [DeviceFolder(), Tmpfs("/dev/shm", _shared_memory(spec.limits), 0o1777), ReadOnly("/dev")]  # noqa: S108
-    mounts += [ProcFolder(), *_proc_masks(sources)]
+    mounts += [ProcFolder(), *fixed.masks]
     if _is_below(workdir, protected):
         message = f"workdir {workdir} cannot be made: it is in a read-only system folder"
         raise SpecInvalidError(message, field="workdir")
@@ -133,6 +135,26 @@ def build_plan(spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], secco
         environment=_environment(spec.env, workdir),
         seccomp=seccomp,
     )
+
+
+def shown_by_all(sources: Sources) -> list[str]:
+    """Give the files and folders of the host that every sandbox of this image sees."""
+    fixed = _fixed_mounts(sources)
+    binds = [*fixed.system, *(mount for mount in fixed.masks if isinstance(mount, Bind))]
+    return sorted({mount.source for mount in binds} | {sources.etc, sources.bundle})
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Mounts that depend on the host alone, looked up once."""
+
+    system: tuple[Bind, ...]
+    masks: tuple[Mount, ...]
+
+
+@cache
+def _fixed_mounts(sources: Sources) -> _Fixed:
+    return _Fixed(tuple(_system_mounts(sources)), tuple(_proc_masks(sources)))
 
 
 def _checked_workdir(workdir: str | None) -> str:

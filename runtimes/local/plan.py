@@ -11,10 +11,12 @@ __all__ = [
     "Directory",
     "Mount",
     "Namespace",
+    "Overlay",
     "Plan",
     "ProcFolder",
     "ReadOnly",
     "Symlink",
+    "TextFile",
     "Tmpfs",
 ]
 
@@ -33,6 +35,23 @@ class Tmpfs:
     path: str
     size_bytes: int
     mode: int = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """The root: layers, the topmost first, below a writable one of a given size.
+
+    are_owners_shifted: for each layer, whether its files belong to ids of the image, else to the sandbox's host ids.
+    disk: an empty folder, or one used before, of a file system of its own that holds what is written; None: memory.
+    is_volatile: nothing is written back for the sake of a later mount.
+    """
+
+    path: str
+    layers: tuple[str, ...]
+    are_owners_shifted: tuple[bool, ...]
+    size_bytes: int
+    disk: str | None = None
+    is_volatile: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,14 @@ class Symlink:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file of the sandbox's own with this text, in the place of one that is there."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcFolder:
     """The process file system of the sandbox's own process namespace."""
 
@@ -80,7 +107,7 @@ class ReadOnly:
     path: str
 
 
-Mount = Tmpfs | Bind | Directory | Symlink | ProcFolder | DeviceFolder | ReadOnly
+Mount = Tmpfs | Overlay | Bind | Directory | Symlink | TextFile | ProcFolder | DeviceFolder | ReadOnly
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from core.errors import DaemonError
 from runtimes.processes import ProcessRef
 
 __all__ = ["Record", "RecordExistsError", "Records"]
 
-_SLOTS = 65_536
+_SLOTS = 16_384
 
 
 class RecordExistsError(Exception):
@@ -44,11 +45,12 @@ class Record:
 class Records:
     """The folder of records. Safe for several threads and processes at once."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: made if missing, for its owner only."""
+    def __init__(self, folder: Path, *, slots: int = _SLOTS) -> None:
+        """folder: made if missing, for its owner only. slots: how many sandboxes there can be at a time."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._next_slot = 0
+        self._slots = slots
 
     def reserve(self, name: str, labels: Mapping[str, str]) -> Record:
         """Take the name and a free slot. Raises RecordExistsError; then `find` gives the one that is there."""
@@ -62,9 +64,12 @@ class Records:
                 raise RecordExistsError(name)
             used = {int(slot) for _, _, slot in taken}
             # Round robin: a slot rests as long as possible before its user id is used again.
-            slot = next(
-                n % _SLOTS for n in range(self._next_slot, self._next_slot + _SLOTS) if n % _SLOTS not in used
-            )
+            numbers = (n % self._slots for n in range(self._next_slot, self._next_slot + self._slots))
+            slot = next((number for number in numbers if number not in used), None)
+            if slot is None:
+                raise DaemonError(
+                    f"this node has no room for more than {self._slots} sandboxes of its own users"
+                )
             self._next_slot = slot + 1
             record = Record(name, slot, owner, labels=dict(labels))
             self._write(record)

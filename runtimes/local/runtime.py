@@ -30,14 +30,16 @@ from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice, describe_missing
-from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, write_etc
-from runtimes.local.launch import Launch, kill_by_name
+from runtimes.local.executor import IDS_PER_SANDBOX, Executor, Started, StartRequest, can_change_user
+from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, shown_by_all, write_etc
+from runtimes.local.launch import BwrapExecutor, kill_by_name
 from runtimes.local.plan import Plan
 from runtimes.local.records import Record, RecordExistsError, Records
 from runtimes.local.seccomp import build_filter, encode
-from runtimes.local.spawner import Spawner, Started, can_change_user
+from runtimes.local.spawner import Spawner
 from runtimes.local.syscalls import native_table
 from runtimes.local.unix_sockets import connect_to
+from runtimes.local.zygote.client import Zygote
 from runtimes.netns import connect_in_namespace
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
@@ -48,6 +50,7 @@ _LOCKS = tuple(threading.Lock() for _ in range(64))
 """By name, or rather by group of names: create and remove of one sandbox follow one another in the whole process."""
 
 _POLL_SECONDS = 0.02
+_MAX_SANDBOXES = 16_384
 
 _CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
 _CHECK_TIMEOUT_SECONDS = 30.0
@@ -58,7 +61,7 @@ class _Prepared:
     """What all sandboxes of a runtime object share."""
 
     records: Records
-    spawner: Spawner
+    executor: Executor
     bundle: Bundle
     seccomp: bytes
 
@@ -77,6 +80,7 @@ class LocalRuntime(Runtime):
         """Touch nothing yet: folders, bundle and thread are made on first use."""
         self._config = config
         self._as_root = can_change_user(config.uid_base)
+        self._has_zygote = _has_zygote(config, as_root=self._as_root)
         self._cgroups = CgroupTree(config.cgroup_parent)
         self._prepare_lock = threading.Lock()
         self._prepared: _Prepared | None = None
@@ -107,7 +111,7 @@ class LocalRuntime(Runtime):
             raise ImageNotFoundError(f"the local runtime has no image {spec.image!r}; it has: {HOST_IMAGE}")
         prepared = self._prepare()
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
-        self.plan(spec, prepared.spawner.sources, (), prepared.seccomp)
+        self.plan(spec, prepared.executor.sources, (), prepared.seccomp)
         deadline = Deadline(timeout_seconds)
         with self._lock(spec.name):
             reserved = self._reserve(prepared.records, spec, deadline)
@@ -159,14 +163,14 @@ class LocalRuntime(Runtime):
     def list(self) -> list[SandboxHandle]:
         """All sandboxes with a record in state_dir, of this and earlier processes."""
         for started in list(self._started.values()):
-            started.popen.poll()  # take in the ones that ended by themselves
+            started.poll()  # take in the ones that ended by themselves
         return [self._handle(record) for record in self._records().all()]
 
     def close(self) -> None:
         """End the spawner thread if no sandbox of this object is left; they would die with it."""
         with self._prepare_lock:
             if self._prepared is not None and not self._started:
-                self._prepared.spawner.close()
+                self._prepared.executor.close()
                 self._prepared = None
 
     def _reserve(self, records: Records, spec: SandboxSpec, deadline: Deadline) -> Record | SandboxHandle:
@@ -195,28 +199,28 @@ class LocalRuntime(Runtime):
         except OSError as error:
             raise DaemonError(f"the control groups of {spec.name} could not be made: {error}") from error
 
-        def plan(listen_fd: int) -> Plan:
-            flags = ("--listen-fd", str(listen_fd), *_rlimits(spec.limits, cgroup))
-            command = (*prepared.bundle.command, *flags, *sealing_flags(spec))
-            return self.plan(spec, prepared.spawner.sources, command, prepared.seccomp)
+        own_flags = (*_rlimits(spec.limits, cgroup), *_account_limits(spec.limits), *sealing_flags(spec))
+        # The zygote has execd in memory already.
+        program = () if self._has_zygote else prepared.bundle.command
 
-        current = record
+        def plan(flags: tuple[str, ...]) -> Plan:
+            argv = (*program, *flags, *own_flags)
+            return self.plan(spec, prepared.executor.sources, argv, prepared.seccomp)
 
         def on_init(init: ProcessRef) -> None:
-            nonlocal current
-            current = prepared.records.update(current, init=init)
+            prepared.records.update(record, init=init)
 
-        launch = Launch(
+        request = StartRequest(
             name=spec.name,
-            uid=self._config.uid_base + record.slot,
+            first_id=self._config.uid_base + record.slot * IDS_PER_SANDBOX,
             plan=plan,
             socket_path=self._socket_path(record),
             cgroup=cgroup,
-            spawner=prepared.spawner,
             deadline=deadline,
+            on_init=on_init,
         )
-        self._started[spec.name] = launch.start(on_init)
-        return self._handle(prepared.records.update(current, is_ready=True))
+        started = self._started[spec.name] = prepared.executor.start(request)
+        return self._handle(prepared.records.update(record, init=started.init, is_ready=True))
 
     def _remove(self, records: Records, record: Record) -> None:
         cgroup = self._cgroups.find(record.name)
@@ -227,8 +231,7 @@ class LocalRuntime(Runtime):
             raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
         started = self._started.pop(record.name, None)
         if started is not None:
-            started.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
-            os.close(started.messages_fd)
+            started.release()
         try:
             cgroup.remove(timeout_seconds=KILL_TIMEOUT_SECONDS)
         except OSError as error:
@@ -240,8 +243,7 @@ class LocalRuntime(Runtime):
         """Let go of a sandbox of ours that another process has removed."""
         if name in self._started and self._records().find(name) is None:
             started = self._started.pop(name)
-            started.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
-            os.close(started.messages_fd)
+            started.release()
 
     def _find(self, handle: SandboxHandle) -> Record | None:
         """Give the record of this very sandbox, not of a later one of the same name."""
@@ -258,7 +260,10 @@ class LocalRuntime(Runtime):
         return self._config.state_dir / "sockets" / str(record.slot)
 
     def _records(self) -> Records:
-        return self._prepared.records if self._prepared else Records(self._config.state_dir / "sandboxes")
+        if self._prepared is not None:
+            return self._prepared.records
+        slots = ((1 << 31) - self._config.uid_base) // IDS_PER_SANDBOX if self._as_root else _MAX_SANDBOXES
+        return Records(self._config.state_dir / "sandboxes", slots=min(slots, _MAX_SANDBOXES))
 
     def _prepare(self) -> "_Prepared":
         """Make, once, what all sandboxes share: folders, bundle, /etc, filter, spawner thread."""
@@ -268,18 +273,39 @@ class LocalRuntime(Runtime):
                 if table is None:
                     message = f"there is no system call list for {platform.machine()}: use the docker runtime"
                     raise RuntimeUnavailableError(message)
-                program = find_bwrap()
                 bundle = ensure_bundle(self._config.bundle_dir)
                 state = self._config.state_dir
                 (state / "sockets").mkdir(mode=0o700, parents=True, exist_ok=True)
                 state.chmod(0o700)
-                spawner = Spawner(
-                    program, _shared_etc(state), bundle.path, self._config.host_paths, as_root=self._as_root
-                )
+                executor = self._make_executor(bundle, _shared_etc(state))
                 seccomp = encode(build_filter(table))
                 self._cgroups.sweep()
-                self._prepared = _Prepared(Records(state / "sandboxes"), spawner, bundle, seccomp)
+                self._prepared = _Prepared(self._records(), executor, bundle, seccomp)
             return self._prepared
+
+    def _make_executor(self, bundle: Bundle, etc: Path) -> Executor:
+        extra = self._config.host_paths
+        if self._has_zygote:
+            staging = self._config.state_dir / "root"
+            staging.mkdir(mode=0o700, exist_ok=True)
+            shown = {str(path): str(path) for path in extra}
+            sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
+            return Zygote(sources, staging, shown_by_all(sources))
+        return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=self._as_root))
+
+
+def _has_zygote(config: LocalConfig, *, as_root: bool) -> bool:
+    """Say whether the zygote starts the sandboxes. Raises RuntimeUnavailableError if it was asked for and cannot."""
+    if config.executor == "zygote" and not as_root:
+        message = f"executor zygote needs root, and host users from {config.uid_base} on: use auto or bwrap"
+        raise RuntimeUnavailableError(message)
+    return as_root and config.executor != "bwrap"
+
+
+def _account_limits(limits: ResourceLimits) -> list[str]:
+    """Give execd's flags for what its metrics are measured by."""
+    values = {"cpu_millicores": limits.cpu_millicores, "memory_bytes": limits.memory_bytes}
+    return [word for name, value in values.items() for word in ("--limit", f"{name}={value}")]
 
 
 def _rlimits(limits: ResourceLimits, cgroup: SandboxCgroup) -> list[str]:

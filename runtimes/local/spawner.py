@@ -4,7 +4,6 @@ Sandboxes die with their parent, and to the kernel that is the thread that forke
 from a worker thread would be killed when that thread ends. This one lives until the process does.
 """
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -19,23 +18,21 @@ from core.errors import CreateTimeoutError, RuntimeUnavailableError
 from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.local.bwrap import BwrapProgram
+from runtimes.local.executor import memory_file, new_messages, read_messages
 from runtimes.local.host_image import Sources
 from runtimes.local.inode_limits import limit_inodes
 from runtimes.local.plan import Mount
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
-__all__ = ["NAME_VARIABLE", "Spawner", "StartRequest", "Started", "can_change_user", "memory_file"]
+__all__ = ["NAME_VARIABLE", "BwrapCall", "Spawner", "Started"]
 
 NAME_VARIABLE = "SANDMILL_SANDBOX"
 """Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
 
-_MESSAGES_BYTES = 64 << 10
-"""What bwrap and execd may write to standard error: a fixed piece of memory, so no pipe can fill up or be read dry."""
-
 
 @dataclass(frozen=True, slots=True)
-class StartRequest:
+class BwrapCall:
     """One start. options: bwrap's, argv: what becomes process 1. uid: of the host, used as root only.
 
     cgroup: where all of it is born, as far as that is possible. pass_fds: descriptors named in the options and argv.
@@ -51,15 +48,24 @@ class StartRequest:
 
 @dataclass(slots=True)
 class Started:
-    """A bwrap process. messages_fd: what it and its program said; the owner closes it."""
+    """A bwrap process. messages_fd: what it and its program said. init: process 1, once it is known."""
 
     popen: subprocess.Popen[bytes]
     messages_fd: int
+    init: ProcessRef | None = None
 
     def messages(self) -> str:
         """Read what was said so far."""
-        text = os.pread(self.messages_fd, _MESSAGES_BYTES, 0).rstrip(b"\0")
-        return text.decode("utf-8", "replace").strip()
+        return read_messages(self.messages_fd)
+
+    def poll(self) -> None:
+        """Take in the end of bwrap, so that it leaves the process table."""
+        self.popen.poll()
+
+    def release(self) -> None:
+        """Wait for bwrap, whose process 1 is dead, and close what is kept for it."""
+        self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
+        os.close(self.messages_fd)
 
     def end(self) -> None:
         """Kill bwrap and process 1, whatever they were doing, and wait for both."""
@@ -73,17 +79,6 @@ class Started:
             self.popen.kill()
         self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
         os.close(self.messages_fd)
-
-
-def can_change_user(uid: int) -> bool:
-    """Say whether sandboxes can run as other host users from uid on: root, with these ids in its user namespace."""
-    if os.geteuid() != 0:
-        return False
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = (int(field) for field in line.split())
-        if first <= uid < first + count:
-            return True
-    return False
 
 
 class Spawner:
@@ -114,7 +109,7 @@ class Spawner:
         shown = {str(path): str(places[f"host-{i}"]) for i, path in enumerate(extra)}
         self.sources = Sources(etc=str(places["etc"]), bundle=str(places["bundle"]), extra=shown)
 
-    def start(self, request: StartRequest, deadline: Deadline) -> Started:
+    def start(self, request: BwrapCall, deadline: Deadline) -> Started:
         """Start bwrap. Raises CreateTimeoutError, or OSError if the program cannot be started."""
         future = self._pool.submit(self._start, request)
         try:
@@ -144,13 +139,10 @@ class Spawner:
         """End the thread, and with it every sandbox it started."""
         self._pool.shutdown(wait=True)
 
-    def _start(self, request: StartRequest) -> Started:
+    def _start(self, request: BwrapCall) -> Started:
         # Options go through memory: on a command line every user of the host could read the job's environment.
         options_fd = memory_file("options", "\0".join([*request.options, ""]).encode())
-        messages_fd = memory_file("messages", bytes(_MESSAGES_BYTES))
-        fcntl.fcntl(
-            messages_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        )
+        messages_fd = new_messages()
         identity: dict[str, Any] = {}
         if self._as_root:
             identity = {"user": request.uid, "group": request.uid, "extra_groups": []}
@@ -180,11 +172,3 @@ def _enter(program: BwrapProgram, folders: Mapping[str, Path]) -> tuple[Path, di
     """Run in the spawner thread, once: gives bwrap's place and the folders' places in the private view."""
     places = enter_private_mounts(folders)
     return program.copy_into(PRIVATE_FOLDER / "program"), places
-
-
-def memory_file(name: str, data: bytes) -> int:
-    """Make a file in memory that holds data and is read from its start."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor

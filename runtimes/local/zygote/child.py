@@ -1,0 +1,120 @@
+"""What a forked zygote does to become process 1 of a sandbox: join, build, enter, drop, serve."""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from execd.daemon import run
+from runtimes import linux
+from runtimes.local.zygote.orders import ACCOUNT, LISTENER, MESSAGES, TASKS, Order
+from runtimes.local.zygote.prepared import Prepared
+from runtimes.local.zygote.root import enter_root
+
+__all__ = ["NAMESPACES", "Child"]
+
+NAMESPACES = (
+    linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
+)
+"""Born into these. The control group namespace follows once it is in its groups, the user namespace at the very end:
+until then it is real root, and what it mounts belongs to the host, whatever rights a program inside might get."""
+
+_SIOCSIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8914, 0x1, 0x8
+
+
+class Child:
+    """A process born into NAMESPACES, on its way to be process 1 of a sandbox.
+
+    The steps are two, so that the first can be taken before it is known what the sandbox will be.
+    """
+
+    def __init__(self, prepared: Prepared, parent_lives: int, channel: socket.socket) -> None:
+        """Take the first step.
+
+        parent_lives: read end of a pipe whose other end the parent alone holds. channel: to the parent, which maps ids.
+        """
+        self._prepared = prepared
+        self._channel = channel
+        self._parent_lives = parent_lives
+        _die_with_parent(parent_lives)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.setsid()
+        linux.make_private("/", receives=False)
+        _bring_up_loopback()
+
+    def become_sandbox(self, order: Order, descriptors: Sequence[int]) -> NoReturn:
+        """Run execd in the sandbox of the order, and end with it. descriptors: as the order names them."""
+        status = 1
+        try:
+            messages = descriptors[order.descriptors.index(MESSAGES)]
+            os.dup2(messages, 1)
+            os.dup2(messages, 2)
+            _join_groups(order, descriptors)
+            socket.sethostname(order.plan.hostname)
+            enter_root(order.plan, prepared=self._prepared, first_id=order.first_id)
+            os.umask(0o022)
+            os.chdir(order.plan.workdir)
+            self._enter_user_namespace()
+            linux.drop_privileges(order.plan.uid, order.plan.gid, [])
+            # A change of user makes the kernel forget it.
+            _die_with_parent(self._parent_lives)
+            if order.plan.seccomp is not None:
+                linux.install_seccomp(order.plan.seccomp)
+            os.environ.clear()
+            status = run([*_descriptor_flags(order, descriptors), *order.flags], order.plan.environment)
+        except BaseException as error:  # noqa: BLE001 -- the end of the process, whatever it was
+            sys.stderr.write(f"the sandbox could not be set up: {error}\n")
+            if not isinstance(error, OSError):
+                traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _enter_user_namespace(self) -> None:
+        """Have ids of one's own. Only the parent, who stays outside, may say which they are."""
+        linux.unshare(linux.CLONE_NEWUSER)
+        self._channel.send(b"ids")
+        if not self._channel.recv(16):
+            raise RuntimeError("the starter of this sandbox has ended")
+        self._channel.close()
+
+
+def _die_with_parent(parent_lives: int) -> None:
+    linux.die_with_parent()
+    # It may have ended a moment before.
+    if select.select([parent_lives], [], [], 0)[0]:
+        os._exit(1)
+
+
+def _join_groups(order: Order, descriptors: Sequence[int]) -> None:
+    for kind, descriptor in zip(order.descriptors, descriptors, strict=True):
+        if kind == TASKS:
+            os.write(descriptor, b"0")
+    linux.unshare(linux.CLONE_NEWCGROUP)
+
+
+def _bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+        request = struct.pack("16sh14x", b"lo", _IFF_UP | _IFF_LOOPBACK)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+
+
+def _descriptor_flags(order: Order, descriptors: Sequence[int]) -> list[str]:
+    flags = []
+    for kind, descriptor in zip(order.descriptors, descriptors, strict=True):
+        name, _, detail = kind.partition(":")
+        if name == LISTENER:
+            flags += ["--listen-fd", str(descriptor)]
+        elif name == ACCOUNT:
+            flags += ["--account", f"{detail}={descriptor}"]
+    return flags

@@ -1,0 +1,223 @@
+"""The runtime's side of the zygote: starts it, sends orders, and starts it anew if it should ever die."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from core.errors import CreateTimeoutError, DaemonError, RuntimeUnavailableError
+from runtimes.deadline import Deadline
+from runtimes.local.executor import (
+    StartRequest,
+    await_execd,
+    memory_file,
+    new_messages,
+    read_messages,
+    start_failure,
+)
+from runtimes.local.host_image import Sources
+from runtimes.local.unix_sockets import listen_at
+from runtimes.local.zygote.orders import LISTENER, MESSAGES, Order, encode
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
+
+__all__ = ["Zygote"]
+
+_READY_SECONDS = 30.0
+"""Loading takes a tenth of a second; the rest is for a busy machine."""
+
+_REPLY_BYTES = 1024
+
+_PROGRAM = """
+import json, sys
+sys.modules["ssl"] = None
+control, folder, paths, sources = sys.argv[1:]
+sys.path += json.loads(paths)
+from runtimes.local.zygote.process import main
+main(int(control), folder, json.loads(sources))
+"""
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(slots=True)
+class _Started:
+    """A sandbox of the zygote. messages_fd: what its execd said."""
+
+    init: ProcessRef | None
+    messages_fd: int
+
+    def poll(self) -> None:
+        """Nothing to do: the zygote collects it."""
+
+    def release(self) -> None:
+        """Close what is kept for it."""
+        os.close(self.messages_fd)
+
+
+class Zygote:
+    """An `Executor`. For root with CAP_SYS_ADMIN, on Linux 5.12 and later (mounts with mapped owners)."""
+
+    def __init__(self, sources: Sources, folder: Path, shown: Sequence[str]) -> None:
+        """Start the process. folder: an empty one of the host. shown: files and folders that most sandboxes will see.
+
+        Raises RuntimeUnavailableError.
+        """
+        self.sources = sources
+        self._folder = folder
+        self._shown = shown
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        with self._lock:
+            self._connect()
+
+    def start(self, request: StartRequest) -> _Started:
+        """Start one sandbox; see `Executor.start`."""
+        with ExitStack() as descriptors:
+            listener = descriptors.enter_context(listen_at(request.socket_path))
+            messages = new_messages()
+            passed = [(LISTENER, listener.fileno()), (MESSAGES, messages)]
+            try:
+                for kind, descriptor in request.cgroup.open_for_a_child():
+                    descriptors.callback(os.close, descriptor)
+                    passed.append((kind, descriptor))
+                init = self._send(request, passed)
+            except BaseException:
+                os.close(messages)
+                raise
+        started = _Started(init, messages)
+        try:
+            await_execd(request, lambda: start_failure(request.name, read_messages(messages) or "no message"))
+        except BaseException:
+            kill_and_wait(init, timeout_seconds=KILL_TIMEOUT_SECONDS)
+            started.release()
+            raise
+        return started
+
+    def close(self) -> None:
+        """End the zygote, and with it every sandbox it started."""
+        with self._lock:
+            self._disconnect()
+
+    def _send(self, request: StartRequest, passed: list[tuple[str, int]]) -> ProcessRef:
+        plan = request.plan(())
+        order = Order(
+            plan=replace(plan, argv=()),
+            first_id=request.first_id,
+            flags=plan.argv,
+            descriptors=tuple(kind for kind, _ in passed),
+        )
+        memory = memory_file("order", encode(order))
+        try:
+            reply = self._exchange([memory, *(number for _, number in passed)], request.deadline)
+        except OSError as error:
+            raise DaemonError(f"the starter of sandboxes does not answer: {error}") from error
+        finally:
+            os.close(memory)
+        if not reply.isdigit():
+            raise start_failure(request.name, reply)
+        init = ProcessRef.of(int(reply))
+        if init is None:
+            raise start_failure(request.name, read_messages(dict(passed)[MESSAGES]) or "it ended at once")
+        return init
+
+    def _exchange(self, descriptors: list[int], deadline: Deadline) -> str:
+        """Send an order and give the answer: a process id, or an error in words."""
+        if not self._lock.acquire(timeout=max(0.0, deadline.remaining())):
+            message = f"the sandbox was not started within {deadline.seconds:g} s: too many at once"
+            raise CreateTimeoutError(message)
+        try:
+            if self._connection is None or not self._connection.is_alive:
+                self._disconnect()
+                self._connect()
+            connection = self._connection
+            if connection is None:
+                raise BrokenPipeError
+            control = connection.control
+            socket.send_fds(control, [b"start"], descriptors)
+            reply = control.recv(_REPLY_BYTES).decode("utf-8", "replace")
+            if not reply:
+                self._disconnect()
+                raise BrokenPipeError("it has ended")
+            return reply
+        finally:
+            self._lock.release()
+
+    def _connect(self) -> None:
+        connection = _Connection(self._folder, self._shown)
+        # Whoever forgets to close this object, or leaves the program, still ends the process and its sandboxes.
+        self._finalizer = weakref.finalize(self, connection.close)
+        self._connection = connection
+        connection.await_ready()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._finalizer()
+            self._connection = None
+
+
+class _Connection:
+    """The process, and the socket it serves."""
+
+    def __init__(self, folder: Path, shown: Sequence[str]) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
+        program = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*program, str(theirs.fileno()), str(folder), json.dumps(paths), json.dumps(shown)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={},
+                    cwd="/",
+                    # Its own session: an interrupt typed at our terminal must not reach it.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.control.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def await_ready(self) -> None:
+        """Return when it takes orders. Raises RuntimeUnavailableError; it is closed then."""
+        self.control.settimeout(_READY_SECONDS)
+        try:
+            is_ready = self.control.recv(_REPLY_BYTES) == b"ready"
+        except OSError:
+            is_ready = False
+        if not is_ready:
+            self.close()
+            message = "the starter of sandboxes did not start: see the lines above, or set executor to bwrap"
+            raise RuntimeUnavailableError(message)
+
+    def close(self) -> None:
+        """End the process by the end of its orders, and wait for it."""
+        self.control.close()
+        try:
+            self._process.wait(KILL_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(KILL_TIMEOUT_SECONDS)
+
+
+def _package_folders(*names: str) -> list[str]:
+    """Give the folders to import these from; one that is not installed is left out."""
+    folders: dict[str, None] = {}
+    for name in names:
+        with suppress(ImportError):
+            spec = find_spec(name)
+            if spec is not None and spec.origin is not None:
+                folders[str(Path(spec.origin).parents[1])] = None
+    return list(folders)

@@ -1,0 +1,57 @@
+"""What the runtime tells the zygote: one sandbox to start. Sent as a piece of memory beside its descriptors."""
+
+import os
+import pickle
+from dataclasses import dataclass
+
+from runtimes.local.plan import Plan
+
+__all__ = [
+    "ACCOUNT",
+    "CGROUP",
+    "ID_COUNT",
+    "LISTENER",
+    "MESSAGES",
+    "TASKS",
+    "Order",
+    "decode",
+    "encode",
+    "read_memory",
+]
+
+ID_COUNT = 65_536
+"""User and group ids a sandbox has of its own: 0 to 65,535 inside."""
+
+LISTENER, MESSAGES, CGROUP, TASKS, ACCOUNT = "listener", "messages", "cgroup", "tasks", "account"
+"""Kinds of descriptors: the socket execd serves, its standard error, the version 2 control group's folder, a `tasks`
+file of version 1 to join, and a control group file that tells use, for execd's `--account NAME=`: `account:NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One sandbox. first_id: host id of 0 inside. descriptors: what each that comes along is, in their order.
+
+    flags: execd's, without those that name descriptors.
+    """
+
+    plan: Plan
+    first_id: int
+    descriptors: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def encode(order: Order) -> bytes:
+    """Give the order as bytes."""
+    return pickle.dumps(order)
+
+
+def decode(data: bytes) -> Order:
+    """Undo `encode`."""
+    # Only the process that started this one holds the other end of the socket it came by.
+    order: Order = pickle.loads(data)  # noqa: S301
+    return order
+
+
+def read_memory(descriptor: int) -> bytes:
+    """Read a memory file from its start."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -1,0 +1,190 @@
+"""The zygote: a process of one thread, root, that has execd in memory and makes a sandbox of a fork for each order.
+
+Forks are made ahead of orders, in quiet moments. It ends, and all its sandboxes with it, when the other end of its control
+socket is closed. Started by `client.Zygote`.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter
+from typing import Final
+
+from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
+from execd.warm import warm_up
+from runtimes import linux
+from runtimes.local.zygote.child import NAMESPACES, Child
+from runtimes.local.zygote.hot_pages import HotPages
+from runtimes.local.zygote.ids import map_ids
+from runtimes.local.zygote.orders import CGROUP, decode, read_memory
+from runtimes.local.zygote.prepared import Prepared
+
+__all__ = ["MAX_DESCRIPTORS", "main"]
+
+MAX_DESCRIPTORS: Final = 32
+"""Of one order, with room to spare."""
+
+_MAX_REPLY_BYTES: Final = 1024
+_SPARE_FORKS: Final = 8
+_PAUSE_MS: Final = 2
+"""Of silence before a fork is made ahead: an order that comes meanwhile would have to wait for it."""
+
+
+def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
+    """Serve orders until the control socket is closed.
+
+    folder: an empty one, to mount on. sources: of the host, that sandboxes will see.
+    """
+    control = socket.socket(fileno=control_fd)
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.make_private("/", receives=True)
+    prepared = Prepared(folder, sources)
+    hot_pages = _load_everything()
+    overwrite_arguments(b"execd")
+    set_process_name("sandmill-zygote")
+    control.send(b"ready")
+    _Zygote(control, prepared, hot_pages).serve()
+
+
+def _load_everything() -> HotPages:
+    """Have all of execd in memory, and no way to load more: a forked daemon would find its files in the sandbox.
+
+    Gives the memory that a daemon writes to.
+    """
+    warm_up()
+    sys.path.clear()
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+    sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
+    gc.collect()
+    # Objects that no collection looks at stay in memory that all children share.
+    gc.freeze()
+    return HotPages.of(warm_up)
+
+
+class _Fork:
+    """A process on its way to be a sandbox. channel: where it takes its order, and asks for its ids."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.first_id = -1
+
+    def send(self, descriptors: Sequence[int], first_id: int) -> None:
+        """Tell it what to become. Raises OSError if it has died."""
+        self.first_id = first_id
+        socket.send_fds(self.channel, [b"order"], descriptors)
+
+    def is_waiting_for_ids(self) -> bool:
+        """Take its question; False if it asks no more."""
+        return bool(self.channel.recv(16))
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, prepared: Prepared, hot_pages: HotPages) -> None:
+        self._control = control
+        self._prepared = prepared
+        self._hot_pages = hot_pages
+        # Nobody else ever holds the write end, so the read end tells a child whether this process is alive.
+        self._parent_lives, self._alive = os.pipe2(os.O_CLOEXEC)
+        self._wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._spares: list[_Fork] = []
+        self._starting: dict[int, _Fork] = {}
+        self._poller = select.poll()
+        self._poller.register(control, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
+
+    def serve(self) -> None:
+        while True:
+            is_short = len(self._spares) < _SPARE_FORKS
+            ready = {number for number, _ in self._poller.poll(_PAUSE_MS if is_short else None)}
+            # Those under way first: each has a client that waits.
+            for number in ready & self._starting.keys():
+                self._give_ids(number)
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                _reap()
+            if self._control.fileno() in ready and not self._take_order():
+                return
+            if not ready and is_short:
+                self._spares.append(self._fork(None))
+
+    def _take_order(self) -> bool:
+        """Start one sandbox and say its process id; False at the end of orders."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, 64, MAX_DESCRIPTORS)
+        if not message:
+            return False
+        try:
+            reply = str(self._start(descriptors))
+        except (OSError, ValueError) as error:
+            reply = f"error {error}"
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._control.send(reply.encode()[:_MAX_REPLY_BYTES])
+        return True
+
+    def _start(self, descriptors: list[int]) -> int:
+        order = decode(read_memory(descriptors[0]))
+        if CGROUP in order.descriptors:
+            fork = self._fork(descriptors[1 + order.descriptors.index(CGROUP)])
+        else:
+            fork = self._spares.pop() if self._spares else self._fork(None)
+        try:
+            fork.send(descriptors, order.first_id)
+        except BaseException:
+            fork.channel.close()
+            raise
+        number = fork.channel.fileno()
+        self._starting[number] = fork
+        self._poller.register(number, select.POLLIN)
+        return fork.pid
+
+    def _give_ids(self, number: int) -> None:
+        """Map the ids of a process that has made its user namespace; forget one that asks no more."""
+        fork = self._starting[number]
+        with contextlib.suppress(OSError):  # it has died: its starter will hear of that
+            if fork.is_waiting_for_ids():
+                map_ids(fork.pid, fork.first_id)
+                fork.channel.send(b"mapped")
+                return
+        self._poller.unregister(number)
+        self._starting.pop(number).channel.close()
+
+    def _fork(self, cgroup: int | None) -> _Fork:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid, pidfd = linux.fork_into(NAMESPACES, cgroup=cgroup)
+        if pid == 0:
+            self._become_spare(theirs)
+        theirs.close()
+        os.close(pidfd)
+        return _Fork(pid, ours)
+
+    def _become_spare(self, channel: socket.socket) -> None:
+        """Wait for the order in the new process, and become what it says."""
+        try:
+            close_other_descriptors(keep={channel.fileno(), self._parent_lives})
+            self._hot_pages.copy()
+            child = Child(self._prepared, self._parent_lives, channel)
+            message, descriptors, _, _ = socket.recv_fds(channel, 64, MAX_DESCRIPTORS)
+            if message:
+                memory, *rest = descriptors
+                order = decode(read_memory(memory))
+                os.close(memory)
+                child.become_sandbox(order, rest)
+        finally:
+            os._exit(1)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
