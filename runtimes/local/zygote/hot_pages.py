@@ -50,7 +50,7 @@ class HotPages:
         with open(read_end, "rb") as answer:
             data = answer.read()
         os.waitpid(pid, 0)
-        return cls([pair for pair in struct.iter_unpack("=2Q", data[: len(data) // 16 * 16])])
+        return cls(list(struct.iter_unpack("=2Q", data[: len(data) // 16 * 16])))
 
     def copy(self) -> None:
         """Have all of it as memory of one's own. For a fork; does nothing on Linux before 5.14."""

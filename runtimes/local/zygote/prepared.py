@@ -1,4 +1,4 @@
-"""Mounts that are the same in all sandboxes, made once by the zygote; a sandbox gets a copy of each by one system call."""
+"""Mounts that are the same in all sandboxes, made once by the zygote; a sandbox copies each by one system call."""
 
 import os
 from collections.abc import Mapping, Sequence

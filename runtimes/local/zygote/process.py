@@ -1,7 +1,7 @@
 """The zygote: a process of one thread, root, that has execd in memory and makes a sandbox of a fork for each order.
 
-Forks are made ahead of orders, in quiet moments. It ends, and all its sandboxes with it, when the other end of its control
-socket is closed. Started by `client.Zygote`.
+Forks are made ahead of orders, in quiet moments. It ends, and all its sandboxes with it, when the other end of its
+control socket is closed. Started by `client.Zygote`.
 """
 
 import contextlib

@@ -60,6 +60,16 @@ def kind(tmp_path, runtime_folder):
 
 
 @pytest.fixture
+def bwrap_kind(tmp_path, runtime_folder):
+    """The same with the executor that everyone can use."""
+    runtime = LocalRuntime(
+        LocalConfig(state_dir=tmp_path / "state", bundle_dir=runtime_folder / "bundles", executor="bwrap")
+    )
+    yield Kind(runtime, "host", ensure_bundle(runtime_folder / "bundles").command[:-1])
+    runtime.close()
+
+
+@pytest.fixture
 def other_process(tmp_path, runtime_folder):
     """Another process with the same state folder that has made a sandbox and waits: (process, name, ref)."""
     name = make_spec().name
@@ -176,7 +186,8 @@ def test_start_that_was_cut_off_is_found_and_cleared_away(kind):
 
 
 @pytest.mark.parametrize("broken", ["loader", "program", "argument"])
-def test_start_that_fails_says_why_and_leaves_nothing(kind, broken):
+def test_start_by_bwrap_that_fails_says_why_and_leaves_nothing(bwrap_kind, broken):
+    kind = bwrap_kind
     with kind.box() as box:
         box.client.ping()
     good = kind.runtime._prepared.bundle

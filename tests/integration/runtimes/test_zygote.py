@@ -1,0 +1,247 @@
+"""The zygote: what a sandbox inherits from it, and what its end and its starter's end leave."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.errors import DaemonError
+from runtimes.local.config import LocalConfig
+from runtimes.local.plan import Bind
+from runtimes.local.runtime import LocalRuntime
+from runtimes.processes import ProcessRef
+from tests.support.execd import names_in, wait_for
+from tests.support.sandboxes import START_SECONDS, Kind, is_root, local_kind, make_spec
+
+pytestmark = pytest.mark.skipif(not is_root(), reason="the zygote is root's way")
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+WORKER = """
+import sys
+from pathlib import Path
+from runtimes.local.config import LocalConfig
+from runtimes.local.runtime import LocalRuntime
+from tests.support.sandboxes import make_spec
+runtime = LocalRuntime(LocalConfig(state_dir=Path(sys.argv[1]), bundle_dir=Path(sys.argv[2])))
+handle = runtime.create(make_spec(image="host"), timeout_seconds=60)
+print(handle.ref.split(".")[0], runtime._prepared.executor._connection._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+MOUNT_AS_INNER_ROOT = """
+import os, sys
+from runtimes import linux
+names = {"mnt": linux.CLONE_NEWNS, "user": linux.CLONE_NEWUSER}
+opened = [(os.open(f"/proc/{sys.argv[1]}/ns/{name}", os.O_RDONLY), kind) for name, kind in names.items()]
+status = open("/proc/self/status")
+for descriptor, kind in opened:
+    linux.enter_namespace(descriptor, kind)
+status.seek(0)
+if int(next(line for line in status if line.startswith("CapEff")).split()[1], 16) & 1 << 21:
+    print("all capabilities", end=", ")
+try:
+    linux.mount("tmpfs", "/mnt", "tmpfs", 0)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.fixture
+def kind(tmp_path, runtime_folder):
+    """A local runtime with a zygote of its own."""
+    runtime = LocalRuntime(
+        LocalConfig(state_dir=tmp_path / "state", bundle_dir=runtime_folder / "bundles", executor="zygote")
+    )
+    yield Kind(runtime, "host")
+    runtime.close()
+
+
+def zygote_of(kind):
+    return kind.runtime._prepared.executor._connection._process.pid
+
+
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def init_of(box):
+    return ProcessRef.of(int(box.handle.ref.split(".")[0]))
+
+
+def test_a_command_line_tells_nothing_of_the_host(kind):
+    with kind.box() as box:
+        shown = box.sh("tr -d '\\0' < /proc/1/cmdline; echo; cat /proc/1/comm").out
+    assert shown == "execd\nexecd\n"
+
+
+def test_process_one_can_be_neither_read_nor_traced_from_inside(kind):
+    probes = "for f in environ maps mem exe root cwd fd/0 ns/net auxv stack; do head -c1 /proc/1/$f && echo $f; done"
+    with kind.box() as box:
+        said = box.sh(f"{probes} 2>/dev/null; ls /proc/1/fd /proc/1/map_files 2>/dev/null | wc -l")
+    assert said.out.strip() == "0"
+
+
+def test_an_environment_of_the_starter_does_not_reach_commands(kind, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_WORKER", "x")
+    with kind.box(env={"GIVEN": "1"}) as box:
+        names = {line.partition("=")[0] for line in box.sh("env").out.splitlines()}
+    assert "GIVEN" in names
+    assert not names & {"SECRET_OF_THE_WORKER", "SANDMILL_SANDBOX", "LC_CTYPE"}
+
+
+def test_commands_get_no_descriptor_of_the_zygote(kind):
+    with kind.box() as one, kind.box():
+        assert one.sh("ls /proc/self/fd | wc -l").out.strip() == "4"  # the listing's own is the fourth
+
+
+def test_a_daemon_inside_loads_no_code_from_the_sandbox(kind, tmp_path):
+    """A module of the image's, or of the code's, must never be imported by the process that watches it."""
+    trap = "open('/tmp/trapped', 'w').close()"
+    roots = [str(REPOSITORY), *[path for path in sys.path if path]]
+    script = "".join(
+        f"mkdir -p {root}/execd {root}/encodings 2>/dev/null && for m in execd/x json idna encodings/cp037 zoneinfo; "
+        f'do echo "{trap}" > {root}/$m.py; done; '
+        for root in roots
+    )
+    with kind.box() as box:
+        box.sh(script)
+        with pytest.raises(Exception, match=r"."):
+            box.client.download("/no/such/file", max_bytes=10)
+        box.sh("printf 'caf\\351\\n'", cwd="/tmp", env={"LANG": "de_DE.cp037"})
+        assert box.sh("ls /tmp/trapped").code == 2
+
+
+def test_every_sandbox_has_users_of_its_own(kind):
+    with kind.box() as one, kind.box() as two:
+        users = [init_of(box).user_ids[0] for box in (one, two)]
+    assert abs(users[0] - users[1]) >= 65_536
+    assert all(user % 65_536 == (720_000 + 1000) % 65_536 for user in users)
+
+
+def test_mounts_belong_to_the_host_so_no_right_inside_can_change_them(kind):
+    """Even all capabilities of the sandbox's own user namespace are worth nothing there."""
+    with kind.box() as box:
+        done = subprocess.run(
+            [sys.executable, "-c", MOUNT_AS_INNER_ROOT, str(init_of(box).pid)],
+            cwd=REPOSITORY, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.stdout == "all capabilities, Operation not permitted\n", done.stderr
+
+
+def test_the_end_of_the_zygote_ends_its_sandboxes_and_the_next_create_starts_another(kind):
+    with kind.box() as box:
+        init = init_of(box)
+        first = zygote_of(kind)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: not init.is_alive)
+        with kind.box() as new:
+            new.client.ping()
+            assert zygote_of(kind) != first
+
+
+def test_a_killed_worker_leaves_neither_zygote_nor_sandbox_nor_spare(tmp_path, runtime_folder):
+    argv = [sys.executable, "-c", WORKER, str(tmp_path / "state"), str(runtime_folder / "bundles")]
+    with subprocess.Popen(
+        argv, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        init, zygote = (int(word) for word in worker.stdout.readline().split())
+        wait_for(lambda: len(children_of(zygote)) > 3)
+        family = [ProcessRef.of(int(pid)) for pid in [init, zygote, *children_of(zygote)]]
+        worker.kill()
+    wait_for(lambda: not any(process.is_alive for process in family if process))
+
+
+def test_a_stopped_zygote_that_is_killed_leaves_no_sandbox(kind):
+    with kind.box() as box:
+        init, zygote = init_of(box), zygote_of(kind)
+        os.kill(zygote, signal.SIGSTOP)
+        os.kill(zygote, signal.SIGKILL)
+        wait_for(lambda: not init.is_alive)
+
+
+def test_the_dead_are_collected(kind):
+    with kind.box() as box:
+        zygote = zygote_of(kind)
+        gone = str(init_of(box).pid)
+    wait_for(lambda: gone not in children_of(zygote))
+
+
+def test_twenty_sandboxes_leave_no_descriptor_mount_or_process_behind(kind):
+    def held():
+        zygote = zygote_of(kind)
+        return (
+            len(names_in(Path("/proc/self/fd"))),
+            len(names_in(Path(f"/proc/{zygote}/fd"))),
+            len(Path(f"/proc/{zygote}/mountinfo").read_text().splitlines()),
+            len(children_of(zygote)),
+        )
+
+    with kind.box() as box:
+        box.client.ping()
+    settled = 0
+
+    def is_settled():
+        # The spare forks are made anew in quiet moments.
+        return len(children_of(zygote_of(kind))) == 8
+
+    wait_for(is_settled)
+    before = held()
+    for _ in range(20):
+        with kind.box() as box:
+            settled += 1
+    wait_for(is_settled)
+    assert (settled, held()) == (20, before)
+
+
+def test_a_plan_that_cannot_be_executed_says_why_and_leaves_nothing(kind):
+    with kind.box():
+        pass
+    plan = kind.runtime.plan
+    missing = Bind("/no/such/folder", "/mnt/x")
+
+    def broken_plan(*arguments):
+        made = plan(*arguments)
+        return replace(made, mounts=(*made.mounts, missing))
+
+    kind.runtime.plan = broken_plan
+    with pytest.raises(DaemonError, match="/no/such/folder"):
+        kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
+    assert kind.runtime.list() == []
+    assert list((kind.runtime._config.state_dir / "sockets").iterdir()) == []
+
+
+def test_an_execd_that_refuses_its_flags_says_so(kind):
+    with kind.box():
+        pass
+    plan = kind.runtime.plan
+
+    def with_flag(spec, sources, argv, seccomp):
+        return plan(spec, sources, (*argv, "--no-such-flag"), seccomp)
+
+    kind.runtime.plan = with_flag
+    with pytest.raises(DaemonError, match="no-such-flag"):
+        kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
+
+
+def test_bwrap_serves_root_too_when_it_is_asked_for(tmp_path, runtime_folder):
+    with local_kind(tmp_path, executor="bwrap") as kind, kind.box() as box:
+        assert box.sh("id -u").out.strip() == "1000"
+        assert init_of(box).user_ids[0] == 721_000
+
+
+def test_limits_and_names_of_many_sandboxes_at_once(kind):
+    specs = [make_spec(image="host", workdir=f"/w{n}") for n in range(6)]
+    handles = [kind.runtime.create(spec, timeout_seconds=START_SECONDS) for spec in specs]
+    try:
+        for spec, handle in zip(specs, handles, strict=True):
+            client = kind.runtime.executions(handle)
+            assert client.file_info(spec.workdir).type == "directory"
+            client.close()
+    finally:
+        for handle in handles:
+            kind.runtime.remove(handle)

@@ -1,0 +1,59 @@
+"""The zygote's orders and the memory it copies ahead."""
+
+import gc
+import os
+
+from runtimes.local.plan import Bind, DeviceFolder, Directory, Overlay, Plan, ProcFolder, TextFile, Tmpfs
+from runtimes.local.zygote.hot_pages import HotPages, _join, _own_pages
+from runtimes.local.zygote.orders import LISTENER, MESSAGES, Order, decode, encode
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_order_comes_out_as_it_went_in():
+    plan = Plan(
+        mounts=(
+            Overlay("/", ("/a", "/b"), (True, False), 1 << 20),
+            Tmpfs("/t", 4096),
+            Bind("/usr", "/usr"),
+            Directory("/w\udcff"),
+            TextFile("/etc/hosts", "x"),
+            ProcFolder(),
+            DeviceFolder(),
+        ),
+        argv=(),
+        workdir="/w",
+        environment={"A": "\udcff é"},
+        seccomp=b"\x00\xff",
+    )
+    order = Order(plan, 720_000, (LISTENER, MESSAGES), ("--sealed",))
+    assert decode(encode(order)) == order
+
+
+def test_neighbouring_pages_are_one_range():
+    assert _join([1, 2, 4, 9]) == [(PAGE, 4 * PAGE), (9 * PAGE, PAGE)]
+    assert _join([]) == []
+
+
+def test_pages_that_a_fork_writes_to_are_found_and_copied():
+    gc.collect()
+    size = 64 * PAGE
+    block = bytearray(b"x" * size)
+
+    def write():
+        for start in range(0, size, PAGE):
+            block[start] = 1
+
+    pages = HotPages.of(write)
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        before = len(_own_pages())
+        pages.copy()
+        os.write(write_end, b"%d %d" % (before, len(_own_pages())))
+        os._exit(0)
+    os.close(write_end)
+    os.waitpid(pid, 0)
+    with open(read_end, "rb") as answer:
+        before, after = (int(word) for word in answer.read().split())
+    assert after - before >= 60
