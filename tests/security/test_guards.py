@@ -28,12 +28,16 @@ def weaken_local(tmp_path, runtime_folder, local):
     """Make a local runtime whose plans have been changed."""
 
     @contextmanager
-    def make(change):
+    def make(change, executor="auto"):
         class Weakened(LocalRuntime):
             def plan(self, *arguments):
                 return change(super().plan(*arguments))
 
-        runtime = Weakened(LocalConfig(state_dir=tmp_path / "state", bundle_dir=runtime_folder / "bundles"))
+        runtime = Weakened(
+            LocalConfig(
+                state_dir=tmp_path / "state", bundle_dir=runtime_folder / "bundles", executor=executor
+            )
+        )
         try:
             yield Kind(runtime, local.image, local.python_argv)
         finally:
@@ -171,7 +175,9 @@ def test_ipc_namespace_is_what_keeps_shared_memory_apart(weaken_local):
     ids=["proc-masks", "read-only-dev", "bin-is-a-mount", "etc-is-bound"],
 )
 def test_mount_is_what_protects(weaken_local, change, program, finding):
-    with weaken_local(change) as kind, kind.box() as box:
+    # What the zygote mounts at /dev is not the sandbox user's, which would protect it a second time.
+    executor = "bwrap" if "/dev" in finding else "auto"
+    with weaken_local(change, executor) as kind, kind.box() as box:
         assert finding in probes.find(box, program)
 
 

@@ -13,31 +13,45 @@ from typing import NoReturn
 
 from execd.daemon import run
 from runtimes import linux
+from runtimes.local.plan import Namespace
 from runtimes.local.zygote.orders import ACCOUNT, LISTENER, MESSAGES, TASKS, Order
 from runtimes.local.zygote.prepared import Prepared
 from runtimes.local.zygote.root import enter_root
 
-__all__ = ["NAMESPACES", "Child"]
+__all__ = ["Child", "birth_flags"]
 
-NAMESPACES = (
-    linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
-)
-"""Born into these. The control group namespace follows once it is in its groups, the user namespace at the very end:
+_BORN_INTO: dict[Namespace, int] = {
+    "mount": linux.CLONE_NEWNS,
+    "pid": linux.CLONE_NEWPID,
+    "ipc": linux.CLONE_NEWIPC,
+    "uts": linux.CLONE_NEWUTS,
+    "net": linux.CLONE_NEWNET,
+}
+"""The control group namespace follows once it is in its groups, the user namespace at the very end:
 until then it is real root, and what it mounts belongs to the host, whatever rights a program inside might get."""
+
+
+def birth_flags(namespaces: frozenset[Namespace]) -> int:
+    """Give the flags to fork with, for a sandbox with these namespaces."""
+    return sum(flag for name, flag in _BORN_INTO.items() if name in namespaces)
+
 
 _SIOCSIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8914, 0x1, 0x8
 
 
 class Child:
-    """A process born into NAMESPACES, on its way to be process 1 of a sandbox.
+    """A process born into namespaces of its own, on its way to be process 1 of a sandbox.
 
     The steps are two, so that the first can be taken before it is known what the sandbox will be.
     """
 
-    def __init__(self, prepared: Prepared, parent_lives: int, channel: socket.socket) -> None:
+    def __init__(
+        self, prepared: Prepared, parent_lives: int, channel: socket.socket, *, has_network: bool
+    ) -> None:
         """Take the first step.
 
         parent_lives: read end of a pipe whose other end the parent alone holds. channel: to the parent, which maps ids.
+        has_network: it was born into a network namespace.
         """
         self._prepared = prepared
         self._channel = channel
@@ -50,7 +64,8 @@ class Child:
         os.close(nothing)
         os.setsid()
         linux.make_private("/", receives=False)
-        _bring_up_loopback()
+        if has_network:
+            _bring_up_loopback()
 
     def become_sandbox(self, order: Order, descriptors: Sequence[int]) -> NoReturn:
         """Run execd in the sandbox of the order, and end with it. descriptors: as the order names them."""
@@ -60,11 +75,13 @@ class Child:
             os.dup2(messages, 1)
             os.dup2(messages, 2)
             _join_groups(order, descriptors)
-            socket.sethostname(order.plan.hostname)
+            if "uts" in order.plan.namespaces:
+                socket.sethostname(order.plan.hostname)
             enter_root(order.plan, prepared=self._prepared, first_id=order.first_id)
             os.umask(0o022)
             os.chdir(order.plan.workdir)
-            self._enter_user_namespace()
+            if "user" in order.plan.namespaces:
+                self._enter_user_namespace(may_nest=order.plan.nested_user_namespaces)
             linux.drop_privileges(order.plan.uid, order.plan.gid, [])
             # A change of user makes the kernel forget it.
             _die_with_parent(self._parent_lives)
@@ -80,9 +97,14 @@ class Child:
             sys.stderr.flush()
             os._exit(status)
 
-    def _enter_user_namespace(self) -> None:
+    def _enter_user_namespace(self, *, may_nest: bool) -> None:
         """Have ids of one's own. Only the parent, who stays outside, may say which they are."""
+        # /proc/sys is read-only in the sandbox: another view of it, for this one process, is not.
+        settings = linux.new_mount("proc", {}, 0)
         linux.unshare(linux.CLONE_NEWUSER)
+        if not may_nest:
+            _forbid_user_namespaces(settings)
+        os.close(settings)
         self._channel.send(b"ids")
         if not self._channel.recv(16):
             raise RuntimeError("the starter of this sandbox has ended")
@@ -100,7 +122,14 @@ def _join_groups(order: Order, descriptors: Sequence[int]) -> None:
     for kind, descriptor in zip(order.descriptors, descriptors, strict=True):
         if kind == TASKS:
             os.write(descriptor, b"0")
-    linux.unshare(linux.CLONE_NEWCGROUP)
+    if "cgroup" in order.plan.namespaces:
+        linux.unshare(linux.CLONE_NEWCGROUP)
+
+
+def _forbid_user_namespaces(proc: int) -> None:
+    """Let nobody make another user namespace in the one this process is in, where it still has every right."""
+    with open(f"/proc/self/fd/{proc}/sys/user/max_user_namespaces", "w", encoding="ascii") as limit:
+        limit.write("0")
 
 
 def _bring_up_loopback() -> None:

@@ -18,7 +18,8 @@ from typing import Final
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
 from execd.warm import warm_up
 from runtimes import linux
-from runtimes.local.zygote.child import NAMESPACES, Child
+from runtimes.local.plan import ALL_NAMESPACES, Namespace
+from runtimes.local.zygote.child import Child, birth_flags
 from runtimes.local.zygote.hot_pages import HotPages
 from runtimes.local.zygote.ids import map_ids
 from runtimes.local.zygote.orders import CGROUP, decode, read_memory
@@ -115,7 +116,7 @@ class _Zygote:
             if self._control.fileno() in ready and not self._take_order():
                 return
             if not ready and is_short:
-                self._spares.append(self._fork(None))
+                self._spares.append(self._fork(ALL_NAMESPACES))
 
     def _take_order(self) -> bool:
         """Start one sandbox and say its process id; False at the end of orders."""
@@ -134,10 +135,13 @@ class _Zygote:
 
     def _start(self, descriptors: list[int]) -> int:
         order = decode(read_memory(descriptors[0]))
+        namespaces = order.plan.namespaces
         if CGROUP in order.descriptors:
-            fork = self._fork(descriptors[1 + order.descriptors.index(CGROUP)])
+            fork = self._fork(namespaces, descriptors[1 + order.descriptors.index(CGROUP)])
+        elif self._spares and namespaces == ALL_NAMESPACES:
+            fork = self._spares.pop()
         else:
-            fork = self._spares.pop() if self._spares else self._fork(None)
+            fork = self._fork(namespaces)
         try:
             fork.send(descriptors, order.first_id)
         except BaseException:
@@ -159,21 +163,21 @@ class _Zygote:
         self._poller.unregister(number)
         self._starting.pop(number).channel.close()
 
-    def _fork(self, cgroup: int | None) -> _Fork:
+    def _fork(self, namespaces: frozenset[Namespace], cgroup: int | None = None) -> _Fork:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid, pidfd = linux.fork_into(NAMESPACES, cgroup=cgroup)
+        pid, pidfd = linux.fork_into(birth_flags(namespaces), cgroup=cgroup)
         if pid == 0:
-            self._become_spare(theirs)
+            self._become_spare(theirs, has_network="net" in namespaces)
         theirs.close()
         os.close(pidfd)
         return _Fork(pid, ours)
 
-    def _become_spare(self, channel: socket.socket) -> None:
+    def _become_spare(self, channel: socket.socket, *, has_network: bool) -> None:
         """Wait for the order in the new process, and become what it says."""
         try:
             close_other_descriptors(keep={channel.fileno(), self._parent_lives})
             self._hot_pages.copy()
-            child = Child(self._prepared, self._parent_lives, channel)
+            child = Child(self._prepared, self._parent_lives, channel, has_network=has_network)
             message, descriptors, _, _ = socket.recv_fds(channel, 64, MAX_DESCRIPTORS)
             if message:
                 memory, *rest = descriptors

@@ -54,6 +54,6 @@ def test_pages_that_a_fork_writes_to_are_found_and_copied():
         os._exit(0)
     os.close(write_end)
     os.waitpid(pid, 0)
-    with open(read_end, "rb") as answer:
+    with os.fdopen(read_end, "rb") as answer:
         before, after = (int(word) for word in answer.read().split())
     assert after - before >= 60
