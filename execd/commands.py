@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from execd.accounts import Accounts
@@ -72,23 +72,23 @@ class ExecutionTable:
         request: CommandRequest,
         *,
         session_id: str | None = None,
-        variables: Mapping[str, str] | None = None,
-        shell: ShellStart | None = None,
+        prepare: Callable[[dict[str, str]], ShellStart] | None = None,
     ) -> Execution:
         """Start a command. One that could not be started has ended with a `start_error`.
 
-        variables: of execd's own making, for the environment. Raises InvalidBodyError, TooManyCommandsError; nothing is
-        left then.
+        prepare: takes the environment, which it may change, and gives the shell to start; raises OSError.
+        Raises InvalidBodyError, TooManyCommandsError; nothing is left then.
         """
         if len(self._running) >= self._max_running:
             raise TooManyCommandsError(f"{self._max_running} commands are running already")
         execution_id = new_execution_id()
-        env = self._environment.compose(request.envs, execution_id=execution_id) | dict(variables or {})
+        env = self._environment.compose(request.envs, execution_id=execution_id)
         predecessors = adopted_by(os.getpid())
         oom_kills = self._oom_kills()
         try:
+            shell = None if prepare is None else prepare(env)
             launched = launch(request, env, self._accounts, shell=shell)
-        except StartFailedError as error:
+        except (StartFailedError, OSError) as error:
             execution = self._new_execution(execution_id, request, session_id)
             execution.fail_to_start(str(error))
             self._remember(execution)
@@ -122,9 +122,11 @@ class ExecutionTable:
     async def interrupt(self, execution_id: str, *, grace_seconds: float) -> None:
         """End a command: SIGTERM to its group, the grace, SIGKILL to all of it. Returns when nothing is left.
 
+        The id of a session stands for what it runs: its event stream shows no other.
+
         Raises NotRunningError.
         """
-        execution = self._running.get(execution_id)
+        execution = self._running.get(execution_id) or self._running_in(execution_id)
         if execution is None or execution.exited.is_set():
             raise NotRunningError("no running command has this id")
         execution.kill(EndReason.KILLED_BY_CLIENT, grace_seconds=grace_seconds)
@@ -143,6 +145,9 @@ class ExecutionTable:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _running_in(self, session_id: str) -> Execution | None:
+        return next((each for each in self._running.values() if each.session_id == session_id), None)
 
     def _new_execution(self, execution_id: str, request: CommandRequest, session_id: str | None) -> Execution:
         output = OutputLog(self._budget, splits_at_cr=self._splits_at_cr)

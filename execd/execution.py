@@ -56,7 +56,8 @@ class Execution:
 
     log: what it wrote. exited: set when the main process ended, or when not even SIGKILL could end it (status is None
     then). finished: set when its output is in the log, too. remaining_processes: how many outlived it, known then.
-    start_error: why it could not be started. on_release: called once when it has finished and its client left.
+    start_error: why it could not be started. state_saved: whether its session goes on from where it ended.
+    on_finish: called before readers hear of the end. on_release: called once when it has finished and its client left.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Execution:
         self.remaining_processes: int | None = None
         self.exited = asyncio.Event()
         self.finished = asyncio.Event()
+        self.state_saved: bool | None = None
+        self.on_finish: Callable[[], None] | None = None
         self.on_release: Callable[[], None] | None = None
         self._kills_leftovers = request.kill_leftovers
         self._started = time.monotonic()
@@ -183,6 +186,8 @@ class Execution:
 
     def finish(self) -> None:
         """Note that all output is in the log."""
+        if self.on_finish is not None:
+            self.on_finish()
         self.finished.set()
         self.log.finish()
         self._release_if_done()

@@ -52,13 +52,15 @@ class Launched:
 class ShellStart:
     """A shell to start in place of what the request names. The descriptors stay the caller's.
 
-    executable: path. stdin, stderr: its descriptors 0 and 2; 1 is the pipe as ever.
+    executable: path. stdin, stderr: its descriptors 0 and 2; 1 is the pipe as ever. cwd: where to start, whatever the
+    request says, and taken as it is.
     """
 
     argv: tuple[str, ...]
     executable: str
     stdin: int
     stderr: int
+    cwd: str | None = None
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ def launch(
     pseudo-terminal, which stays the caller's; it becomes all three descriptors and controls the session.
     Raises InvalidBodyError for a directory or user that cannot be used, StartFailedError for the rest.
     """
-    cwd = resolve_directory(request.cwd, env, accounts)
+    cwd = shell.cwd if shell and shell.cwd else resolve_directory(request.cwd, env, accounts)
     identity = _identity(request, accounts)
     plumbing = _Plumbing(terminal, shell)
     try:

@@ -106,13 +106,15 @@ class Relay:
 def terminal_frame(execution: Execution) -> bytes:
     """Give the last event of a command that has finished."""
     code, signal, reason = execution.exit_code, execution.signal, execution.reason
-    facts = {
+    facts: dict[str, Any] = {
         "exit_code": code,
         "signal": signal,
         "reason": reason,
         "execution_time": execution.duration_ms,
         "remaining_processes": execution.remaining_processes,
     }
+    if execution.session_id is not None:
+        facts["state_saved"] = execution.state_saved
     if reason is EndReason.EXIT and code == 0:
         return frame("execution_complete", **facts)
     traceback = end_texts(execution)

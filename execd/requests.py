@@ -16,6 +16,8 @@ __all__ = [
     "parse_json",
     "parse_pty_request",
     "read_fields",
+    "session_cwd",
+    "session_run_request",
 ]
 
 _MAX_TIMEOUT_MS: Final = 10**12
@@ -64,6 +66,21 @@ def command_request(document: Any) -> CommandRequest:
         raise InvalidBodyError("gid: needs uid")
     # The protocol has one log for a command in the background.
     return replace(request, merge_stderr=True) if request.background else request
+
+
+def session_cwd(document: Any) -> str | None:
+    """Read and check the body of `POST /session`. Raises as `command_request`."""
+    cwd: str | None = read_fields(document, {"cwd": _FIELDS["cwd"]}).get("cwd")
+    return cwd
+
+
+def session_run_request(document: Any) -> CommandRequest:
+    """Read and check the body of `POST /session/{id}/run`. Raises as `command_request`."""
+    values = read_fields(document, SESSION_RUN_FIELDS)
+    if "command" not in values:
+        raise InvalidBodyError("command: is missing")
+    # Of a timeout of 0 the protocol says that it is none.
+    return CommandRequest(**values | {"timeout_ms": values.get("timeout_ms") or None}, merge_stderr=True)
 
 
 def read_fields(document: Any, fields: "FieldTable") -> dict[str, Any]:
@@ -191,5 +208,11 @@ _FIELDS: FieldTable = {
     "stdin_b64": ("stdin", _base64),
 }
 """Wire name -> attribute and check. JSON null means absent for every field."""
+
+SESSION_RUN_FIELDS: Final[FieldTable] = {
+    "command": _FIELDS["command"],
+    "cwd": _FIELDS["cwd"],
+    "timeout": ("timeout_ms", _integer(0, _MAX_TIMEOUT_MS)),
+}
 
 _PTY_FIELDS: Final = {name: _FIELDS[name] for name in ("cwd", "command")}

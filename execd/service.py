@@ -12,11 +12,14 @@ from execd.envs import CommandEnvironment
 from execd.execution_routes import ExecutionRoutes
 from execd.families import Families
 from execd.file_routes import FileRoutes
+from execd.launch import resolve_directory
 from execd.metrics import MetricRoutes
 from execd.options import Options
 from execd.pty_routes import PtyRoutes
 from execd.reaper import Reaper
 from execd.routes import Routes
+from execd.session_routes import SessionRoutes
+from execd.sessions import SessionTable
 
 __all__ = ["Service"]
 
@@ -43,6 +46,10 @@ class Service:
         )
         commands = CommandRoutes(self._table, strip_newlines=strip_newlines)
         executions = ExecutionRoutes(self._table, strip_newlines=strip_newlines)
+        sessions = SessionTable(
+            self._table, lambda cwd: resolve_directory(cwd, env.compose({}, execution_id=""), accounts)
+        )
+        shells = SessionRoutes(sessions, strip_newlines=strip_newlines)
         files = FileRoutes(accounts)
         directories = DirectoryRoutes(accounts)
         metrics = MetricRoutes(self.accounting)
@@ -52,6 +59,7 @@ class Service:
         self.routes = Routes(
             commands.routes,
             executions.routes,
+            shells.routes,
             files.routes,
             directories.routes,
             metrics.routes,

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from execd import errors, pty_client, requests
 from execd.connection import Limits
-from execd.execution import EndReason
+from execd.execution import EndReason, Execution
+from execd.execution_routes import status_document
 from execd.options import Options
+from execd.outputs import OutputBudget, OutputLog
 from execd.reaper import Reaper
 from execd.service import Service
 
@@ -42,6 +44,18 @@ def test_the_routes_are_those_of_the_daemon() -> None:
 def test_the_fields_of_a_command_are_those_it_takes() -> None:
     documented = re.findall(r"^        (\w+): ", block("RunCommand", 4), re.MULTILINE)
     assert sorted(documented) == sorted(requests._FIELDS)
+
+
+def test_the_fields_of_a_run_in_a_session_are_those_it_takes() -> None:
+    documented = re.findall(r"^        (\w+): ", block("RunInSession", 4), re.MULTILINE)
+    assert sorted(documented) == sorted(requests.SESSION_RUN_FIELDS)
+
+
+def test_the_facts_of_a_status_are_those_it_gives() -> None:
+    documented = re.findall(r"^        (\w+): ", block("CommandStatus", 4), re.MULTILINE)
+    failed = Execution("0", requests.CommandRequest(), OutputLog(OutputBudget()))
+    failed.fail_to_start("no")
+    assert sorted(documented) == sorted(status_document(failed))
 
 
 def test_the_fields_of_a_terminal_are_those_it_takes() -> None:
