@@ -1,8 +1,6 @@
 """What a sandbox becomes as a container: the settings for the engine, as plain data."""
 
-import errno
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +16,6 @@ from runtimes.bundle import (
     without_settings,
 )
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
-from runtimes.local.seccomp import (
-    ANY_BUT_INIT,
-    CLONE_NEW,
-    IOPRIO_WHO_PROCESS,
-    ONLY_ONESELF,
-    PERSONALITIES,
-    PRIO_PROCESS,
-    SOCKET_FAMILIES,
-)
-from runtimes.local.syscalls import SyscallTable
 
 __all__ = [
     "SANDBOX_LABEL",
@@ -35,7 +23,6 @@ __all__ = [
     "ContainerRules",
     "container_settings",
     "labels_of",
-    "seccomp_profile",
 ]
 
 SANDBOX_LABEL = "sandmill.sandbox"
@@ -43,10 +30,6 @@ SANDBOX_LABEL = "sandmill.sandbox"
 
 _LABEL_PREFIX = "sandmill.label."
 _PERIOD_US = 100_000
-_LOW_HALF = 0xFFFFFFFF
-_PROCESS_NUMBER_BITS = 22
-"""Linux gives no process a number of 2^22 or more."""
-
 _BYTES_PER_INODE = 4096
 """A file system of n bytes may hold n / 4096 files: as many as if each had one block."""
 
@@ -131,57 +114,6 @@ def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
         for key, value in labels.items()
         if key.startswith(_LABEL_PREFIX)
     }
-
-
-def seccomp_profile(table: SyscallTable) -> str:
-    """Give the rules of the local sandboxes' filter in the form engines take.
-
-    But for ioctl: a container has no terminal of ours to type into, and this form cannot say "neither of two".
-    """
-    conditional = {
-        "clone",
-        "socket",
-        "personality",
-        "setpriority",
-        "ioprio_set",
-        *ONLY_ONESELF,
-        *ANY_BUT_INIT,
-    }
-    allow = "SCMP_ACT_ALLOW"
-    rules: list[dict[str, Any]] = [
-        {"names": sorted(set(table.allowed) - conditional), "action": allow},
-        {"names": ["clone"], "action": allow, "args": [_masked(0, CLONE_NEW, 0)]},
-        {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
-    ]
-    rules += [
-        {"names": [name], "action": allow, "args": [{"index": 0, "value": value, "op": "SCMP_CMP_EQ"}]}
-        for name, values in (("socket", SOCKET_FAMILIES), ("personality", PERSONALITIES))
-        for value in values
-    ]
-    rules += [
-        {"names": list(names), "action": allow, "args": arguments} for names, arguments in _process_rules()
-    ]
-    architecture = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}[table.machine]
-    return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "architectures": [architecture], "syscalls": rules})
-
-
-def _process_rules() -> Iterator[tuple[Sequence[str], list[dict[str, Any]]]]:
-    """Give what the calls that steer a process may be called with: names, and conditions that hold together.
-
-    The kernel takes the low half of an argument for the number; "not 1" compares all of it here, so a caller could
-    pass by a high bit. Any number of a process but 1 has bit 0 clear or one of the others set.
-    """
-    yield ONLY_ONESELF, [_masked(0, _LOW_HALF, 0)]
-    yield ["ioprio_set"], [_masked(0, _LOW_HALF, IOPRIO_WHO_PROCESS), _masked(1, _LOW_HALF, 0)]
-    for bit in range(_PROCESS_NUMBER_BITS):
-        set_or_clear = (1 << bit) if bit else 0
-        yield ANY_BUT_INIT, [_masked(0, 1 << bit, set_or_clear)]
-        yield ["setpriority"], [_masked(0, _LOW_HALF, PRIO_PROCESS), _masked(1, 1 << bit, set_or_clear)]
-
-
-def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
-    """Give the condition that an argument has this value under the mask."""
-    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _workdir(spec: SandboxSpec, image: ContainerImage) -> str:

@@ -30,7 +30,6 @@ from runtimes.container_spec import (
     ContainerRules,
     container_settings,
     labels_of,
-    seccomp_profile,
 )
 from runtimes.deadline import Deadline
 from runtimes.engine import Engine
@@ -39,6 +38,7 @@ from runtimes.local.syscalls import native_table
 from runtimes.netns import connect_in_namespace
 from runtimes.processes import ProcessRef
 from runtimes.sandbox_tokens import SandboxTokens
+from runtimes.seccomp_profile import seccomp_profile
 
 __all__ = ["DockerConfig", "DockerRuntime"]
 
