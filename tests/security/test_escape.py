@@ -2,28 +2,33 @@
 
 import json
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runtimes.base import Command, FileUpload
+from runtimes.base import FileUpload
 from tests.support import probes
-from tests.support.outside import background, host_process, listening_on_the_host
+from tests.support.entry_points import ENTRY_POINTS
+from tests.support.outside import background, host_process, host_processes, listening_on_the_host
 from tests.support.sandboxes import is_root
 
 
-@pytest.mark.parametrize("entry", ["argv", "shell", "child", "merged"])
-def test_no_process_has_any_privilege(shared_box, entry):
+@pytest.fixture(scope="module")
+def probe_line(shared_box):
+    """The line for a shell that runs one of the programs in `inside`."""
+
+    def make(name):
+        shared_box.client.upload([FileUpload(f"/tmp/{name}.py", probes.program_text(name).encode())])
+        return " ".join([*shared_box.python_argv, f"/tmp/{name}.py"])
+
+    return make
+
+
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_no_process_has_any_privilege(shared_box, probe_line, entry):
     """T1: whichever way it is started."""
-    if entry in ("argv", "merged"):
-        command = replace(probes.probe(shared_box, "privileges"), merge_streams=entry == "merged")
-    else:
-        program = probes.program_text("privileges").encode()
-        shared_box.client.upload([FileUpload("/tmp/probe.py", program)])
-        run = " ".join([*shared_box.python_argv, "/tmp/probe.py"])
-        command = Command(shell=run if entry == "shell" else f"(({run}) & wait)")
-    assert probes.privilege_faults(json.loads(shared_box.run(command).out)) == []
+    said = ENTRY_POINTS[entry](shared_box, probe_line("privileges"))
+    assert probes.privilege_faults(json.loads(said)) == []
 
 
 @pytest.mark.skipif(not is_root(), reason="an ordinary user's sandboxes run as that user")
@@ -129,15 +134,34 @@ def test_sandboxes_do_not_see_each_other(real_kind):
         assert probes.find(two, "find_traces", mark) == []
 
 
-@pytest.mark.parametrize("shape", ["shell", "argv"])
-def test_commands_inherit_only_their_streams(shared_box, shape):
+def test_next_sandbox_of_the_same_name_finds_no_trace(real_kind):
+    """T11: not in files, memory or queues, and no process."""
+    mark = f"mark{uuid.uuid4().hex}"
+    with real_kind.box(workdir="/work") as first:
+        with background(first, probes.probe(first, "leave_traces", mark), until=b"left\n"):
+            assert first.sh(f"echo x > /work/{mark}; echo x > $HOME/{mark}; ls /work").out == f"{mark}\n"
+        first.sh(f"(setsid sleep 1000 {mark} &)")
+        name = first.handle.name
+    with real_kind.box(name=name, workdir="/work") as second:
+        assert probes.find(second, "find_traces", mark) == []
+        assert second.sh("ls -A /work /tmp $HOME").out.count(mark) == 0
+    assert host_processes(mark) == []
+
+
+def test_nothing_types_into_a_terminal(shared_box):
+    """T12: not even a program into its own."""
+    program = (
+        "import fcntl\ntry: fcntl.ioctl(0, 0x5412, b'x')\nexcept OSError as error: print(error.strerror)"
+    )
+    shared_box.client.upload([FileUpload("/tmp/type.py", program.encode())])
+    said = ENTRY_POINTS["terminal"](shared_box, " ".join([*shared_box.python_argv, "/tmp/type.py"]))
+    assert said == "Operation not permitted\r\n"
+
+
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_programs_inherit_only_their_streams(shared_box, probe_line, entry):
     """T13."""
-    if shape == "argv":
-        assert probes.find(shared_box, "descriptors") == []
-        return
-    shared_box.client.upload([FileUpload("/tmp/fds.py", probes.program_text("descriptors").encode())])
-    said = shared_box.sh(f"{' '.join(shared_box.python_argv)} /tmp/fds.py")
-    assert json.loads(said.out) == []
+    assert json.loads(ENTRY_POINTS[entry](shared_box, probe_line("descriptors"))) == []
 
 
 def test_nothing_outside_answers_without_a_network(shared_box):

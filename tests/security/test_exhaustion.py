@@ -4,6 +4,7 @@ import resource
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from runtimes.cgroups import CgroupTree, cgroup_of
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
 from tests.support import probes
+from tests.support.execd import wait_for
 from tests.support.outside import background, host_process, host_processes, sleep_mark
 from tests.support.sandboxes import Kind, is_root, make_limits
 
@@ -152,6 +154,50 @@ def test_number_of_files_stops_at_its_limit(real_kind):
         assert 1000 < int(box.sh(fill).out) < (8 << 20) // 4096
         assert len(box.client.search("/tmp", "f*")) < (8 << 20) // 4096
         assert box.sh("rm /tmp/f*; echo x > /tmp/again; cat /tmp/again").out == "x\n"
+
+
+@needs_cgroups
+def test_spinning_on_every_processor_is_throttled(real_kind):
+    """T20: eight programs that never rest get what the sandbox has, and execd still answers."""
+    with real_kind.box(limits={"cpu_millicores": 500}) as box:
+        spin = "for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo spinning; wait"
+        with background(box, spin, until=b"spinning\n"):
+            used, began = cpu_seconds(real_kind, box), time.monotonic()
+            answers = [seconds_to_ping(box) for _ in range(10)]
+            wait_for(lambda: time.monotonic() - began > 1.5)
+            used, elapsed = cpu_seconds(real_kind, box) - used, time.monotonic() - began
+        assert used <= 0.5 * elapsed + 0.2  # up to two periods are granted ahead
+        assert max(answers) < 2
+
+
+def cpu_seconds(kind, box):
+    return kind.runtime.stats(box.handle).cpu_seconds
+
+
+def seconds_to_ping(box):
+    began = time.monotonic()
+    box.client.ping()
+    return time.monotonic() - began
+
+
+def test_descriptors_run_out_inside_only(real_kind):
+    """T23: a program takes all it may have, and streams stay open; execd still answers, runs and kills."""
+    hoard = (
+        "import os, time\nheld = []\n"
+        "try:\n while True: held.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError as error: print(error.errno, flush=True)\ntime.sleep(60)"
+    )
+    mark = sleep_mark()
+    with real_kind.box(limits={"open_files": 256, "pids": 64}) as box:
+        with ExitStack() as streams:
+            command = Command(argv=[*box.python_argv, "-c", hoard])
+            streams.enter_context(background(box, command, until=b"24\n"))
+            for _ in range(12):
+                streams.enter_context(background(box, f"echo on; exec sleep {mark}", until=b"on\n"))
+            box.client.ping()
+            assert box.sh("echo alive").out == "alive\n"
+            assert len(host_processes(mark)) == 12
+        assert host_processes(mark) == []
 
 
 def test_output_without_end_keeps_the_client_small(real_kind):

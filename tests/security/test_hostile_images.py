@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.images import DEBIAN_IMAGE, derived_image, ensure_debian_image
+from tests.support import probes
+from tests.support.images import DEBIAN_IMAGE, derived_image, ensure_debian_image, file_of_image
 from tests.support.runtime_fixtures import kind_named
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(90)]
@@ -26,10 +27,10 @@ def box_of(docker):
     ensure_debian_image()
 
     @contextmanager
-    def make(*changes, files=None, **spec):
+    def make(*changes, files=None, **options):
         with (
-            derived_image(DEBIAN_IMAGE, PATH, *changes, files=files or {}) as name,
-            docker.box(image=name, **spec) as box,
+            derived_image(DEBIAN_IMAGE, PATH, *changes, files=files or {}, **options) as name,
+            docker.box(image=name) as box,
         ):
             yield box
 
@@ -118,3 +119,31 @@ def test_libraries_of_the_image_are_not_found(box_of):
 def test_file_that_never_ends_does_not_stop_the_start(box_of, path):
     with box_of("ENV LANG=xx_YY.UTF-8", files={path: None}) as box:
         assert box.python("import time; print(time.localtime().tm_isdst)").out == "0\n"
+
+
+NET_RAW = "\0\x20\0\0" + 12 * "\0"
+"""CAP_NET_RAW as the permitted set of a file's attribute: see capability.h, revision 2."""
+
+PRIVILEGES = ("NoNewPrivs", "Seccomp", "Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+@pytest.mark.parametrize(
+    ("mode", "attributes", "code"),
+    [
+        (0o6755, {}, 0),
+        (0o755, {"security.capability": "\0\0\0\x02" + NET_RAW}, 0),
+        (0o755, {"security.capability": "\x01\0\0\x02" + NET_RAW}, 126),
+    ],
+    ids=["setuid", "capability", "capability-in-effect"],
+)
+def test_privileged_program_of_the_image_gains_nothing(box_of, mode, attributes, code):
+    """T3: it runs without the privilege; one that insists on it does not run."""
+    files = {"cat": file_of_image(DEBIAN_IMAGE, "bin/cat")}
+    with box_of(files=files, mode=mode, attributes=attributes) as box:
+        seen = box.python("import os; print(oct(os.stat('/cat').st_mode)[-4:], os.listxattr('/cat'))").out
+        assert seen == f"{mode:04o} {list(attributes)}\n"
+        said = box.sh("/cat /proc/self/status")
+    fields = dict(line.split(":\t", 1) for line in said.out.splitlines() if ":\t" in line)
+    status = {name: fields[name] for name in PRIVILEGES if fields}
+    assert said.code == code
+    assert code or probes.privilege_faults(status) == []

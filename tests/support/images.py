@@ -24,6 +24,7 @@ __all__ = [
     "ensure_debian_image",
     "ensure_images",
     "ensure_musl_image",
+    "file_of_image",
     "require_docker",
     "unpack_image",
 ]
@@ -105,17 +106,25 @@ def ensure_arm64_image() -> None:
 
 
 @contextmanager
-def derived_image(base: str, *changes: str, files: Mapping[str, bytes | None]) -> Iterator[str]:
+def derived_image(
+    base: str,
+    *changes: str,
+    files: Mapping[str, bytes | None],
+    mode: int = 0o755,
+    attributes: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Make an image from another, and remove it in the end.
 
-    changes: lines of a Dockerfile. files: contents by path; None makes a FIFO.
+    changes: lines of a Dockerfile. files: contents by path; None makes a FIFO. mode: of all files, which root owns.
+    attributes: extended ones, of all files.
     """
     name = f"sandmill-test:{uuid.uuid4().hex[:12]}"
     buffer = io.BytesIO(_exported(base))
     with tarfile.open(fileobj=buffer, mode="a") as archive:
         for path, content in files.items():
             info = tarfile.TarInfo(path)
-            info.mode = 0o755
+            info.mode = mode
+            info.pax_headers = {f"SCHILY.xattr.{key}": value for key, value in (attributes or {}).items()}
             if content is None:
                 info.type = tarfile.FIFOTYPE
                 archive.addfile(info)
@@ -127,6 +136,14 @@ def derived_image(base: str, *changes: str, files: Mapping[str, bytes | None]) -
         yield name
     finally:
         _docker("rmi", "--force", name)
+
+
+def file_of_image(name: str, path: str) -> bytes:
+    """Give the content of a file."""
+    with tarfile.open(fileobj=io.BytesIO(_exported(name))) as archive:
+        file = archive.extractfile(path)
+        assert file is not None, path
+        return file.read()
 
 
 def unpack_image(name: str, folder: Path) -> None:
