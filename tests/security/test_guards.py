@@ -18,6 +18,7 @@ from runtimes.local.config import LocalConfig
 from runtimes.local.plan import Bind, ReadOnly, Symlink, Tmpfs
 from runtimes.local.runtime import LocalRuntime
 from tests.support import probes
+from tests.support.images import DEBIAN_IMAGE, derived_image, ensure_debian_image, file_of_image
 from tests.support.outside import background, listening_on_the_host
 from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import START_SECONDS, Kind
@@ -224,7 +225,30 @@ def test_container_setting_is_what_takes_privilege(weaken_docker, changes, fault
 @pytest.mark.docker
 def test_own_profile_is_stricter_than_none(weaken_docker):
     with weaken_docker(seccomp="unconfined") as kind, kind.box() as box:
-        assert "add_key" in {name for name, _ in probes.find(box, "system_calls")}
+        assert {"add_key", "ioctl TIOCSTI"} <= {name for name, _ in probes.find(box, "system_calls")}
+
+
+@pytest.mark.docker
+def test_setuid_program_of_an_image_is_root_without_the_guards(weaken_docker):
+    """The container's own capabilities and the missing flag, one without the other, are enough to stop it."""
+    ensure_debian_image()
+    files = {"cat": file_of_image(DEBIAN_IMAGE, "bin/cat")}
+    with (
+        derived_image(DEBIAN_IMAGE, "ENV PATH=/usr/bin:/bin", files=files, mode=0o4755) as image,
+        weaken_docker(no_new_privileges=False, drop_capabilities=()) as kind,
+        kind.box(image=image) as box,
+    ):
+        status = box.sh("/cat /proc/self/status").out
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert fields["Uid"].split()[1] == "0"
+        assert int(fields["CapEff"], 16)
+
+
+@pytest.mark.docker
+def test_network_of_the_engine_would_be_found(weaken_docker):
+    with weaken_docker(network="host") as kind, kind.box() as box, listening_on_the_host() as targets:
+        reached = [entry[0] for entry in probes.find(box, "network", json.dumps(targets))]
+    assert {"interfaces", "AF_INET"} <= set(reached)
 
 
 @pytest.mark.docker
