@@ -72,9 +72,9 @@ def tar(*entries: Entry) -> bytes:
 def compress(data: bytes, kind: str) -> bytes:
     match kind:
         case "gzip":
-            return gzip.compress(data, mtime=0)
+            return gzip.compress(data, 1, mtime=0)
         case "xz":
-            return lzma.compress(data)
+            return lzma.compress(data, preset=0)
         case "zstd":
             return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})
     return data

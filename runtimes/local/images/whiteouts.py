@@ -62,6 +62,9 @@ class Whiteouts:
                 self.opaque.add(path)
         self.hidden = gone
         self.opaque = {path for path in self.opaque if path not in gone and not _has_ancestor(path, gone)}
+        for path in sorted(self.opaque):
+            # There may be nothing of the layer's own in it, yet it is the folder that hides.
+            folder.open(path)
 
     def write_for_overlay(self, folder: ConfinedFolder) -> None:
         """Put what is hidden into a settled layer, as overlay reads it. Needs root."""

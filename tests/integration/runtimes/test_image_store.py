@@ -163,6 +163,34 @@ def test_whiteout_below_a_whiteout_is_no_error(store, layout, as_root):
     assert "data/lower" not in merged(image, as_root)
 
 
+def test_folder_that_only_hides_hides(store, layout, as_root):
+    image = import_layers(store, layout, BASE, tar(file("data/.wh..wh..opq")))
+    assert set(merged(image, as_root)) == {"etc/passwd", "etc/old"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_overlay_shows_what_the_image_is(tmp_path, layout):
+    store = ImageStore(tmp_path / "store", as_root=True, limits=ImageLimits(reserve_bytes=1 << 20))
+    over = tar(file(".wh.lib"), file("data/.wh..wh..opq"), file("etc/.wh.old"), file("tmp/new", b"new"))
+    image = import_layers(store, layout, BASE, over, tar(folder("lib"), file("lib/a", b"1")))
+    (tmp_path / "mnt").mkdir()
+    options = "ro,lowerdir=" + ":".join(str(layer) for layer in image.layers)
+    show = 'mount -t overlay overlay -o "$0" "$1" && cd "$1" && find . -printf "%p %y %m %U\n"'
+    argv = ["unshare", "-m", "sh", "-c", show, options, tmp_path / "mnt"]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert set(done.stdout.split("\n")) == {
+        ". d 755 0",
+        "./data d 755 0",
+        "./etc d 755 0",
+        "./etc/passwd f 600 7",
+        "./lib d 755 0",
+        "./lib/a f 644 0",
+        "./tmp d 1777 3",
+        "./tmp/new f 644 0",
+        "",
+    }
+
+
 def test_layer_that_hides_all_ends_the_image(store, layout, as_root):
     image = import_layers(
         store, layout, BASE, tar(file(".wh..wh..opq"), file("only", b"1")), tar(file("x", b"2"))
