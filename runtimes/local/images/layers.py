@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -64,13 +64,27 @@ class LayerStore:
         chain = _chain_id(below, source.diff_id)
         workspace.pin(chain)
         with lock_file(self._folder / "locks" / chain):
-            if not self.has(chain):
+            if not self._is_whole(chain):
+                self._discard(chain, workspace)
                 self._publish(*self._unpack(source, below, workspace), below, workspace)
         return chain
 
     def has(self, chain: str) -> bool:
         """Say whether a layer is there."""
         return (self._folder / "layers" / chain).is_dir()
+
+    def _is_whole(self, chain: str) -> bool:
+        """Say whether a layer is there, with all that was written down about it."""
+        try:
+            self.record(chain)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return self._root(chain).is_dir()
+
+    def _discard(self, chain: str, workspace: Workspace) -> None:
+        """Move what is left of a damaged layer out of the way; sandboxes that have it mounted keep it."""
+        with suppress(FileNotFoundError):
+            (self._folder / "layers" / chain).rename(workspace.path / f"damaged-{chain}")
 
     def record(self, chain: str) -> LayerRecord:
         """Read what is known of a layer that is there."""

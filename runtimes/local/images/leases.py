@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import SpecInvalidError
@@ -36,12 +37,17 @@ class Leases:
 
     def names(self) -> set[str]:
         """All that is used. The caller holds the store's lock alone, so no lease is half written."""
-        return {
-            name
-            for holder in self.holders()
-            if (path := self._path(holder)).exists()
-            for name in json.loads(path.read_text(encoding="utf-8"))
-        }
+        found: set[str] = set()
+        for holder in self.holders():
+            path = self._path(holder)
+            # Another thread may release its lease while we look.
+            with suppress(FileNotFoundError):
+                try:
+                    found.update(json.loads(path.read_text(encoding="utf-8")))
+                except (ValueError, TypeError):
+                    # Cut short by a loss of power, which no sandbox outlived.
+                    path.unlink()
+        return found
 
     def _path(self, holder: str) -> Path:
         if not _HOLDER.fullmatch(holder):

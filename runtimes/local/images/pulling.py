@@ -1,8 +1,7 @@
 """Makes an image at a registry a source for the store: layers come when, and only if, they are unpacked."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from runtimes.local.images.archives import ImageSource
@@ -12,24 +11,11 @@ from runtimes.local.images.limits import ImageLimits
 from runtimes.local.images.manifests import Descriptor, check_document, find_manifest
 from runtimes.local.images.names import ImageName
 from runtimes.local.images.platforms import Platform
+from runtimes.local.images.progress import ProgressListener, PullProgress
 from runtimes.local.images.registry import RegistryClient
 from runtimes.local.images.workspace import Workspace
 
-__all__ = ["ProgressListener", "PullProgress", "find_remote"]
-
-
-@dataclass(frozen=True, slots=True)
-class PullProgress:
-    """How far a pull is. layer: from 1, the lowest; of so many layers. Bytes: packed, of this layer."""
-
-    stage: Literal["download", "unpack"]
-    layer: int
-    layers: int
-    done_bytes: int
-    total_bytes: int
-
-
-ProgressListener = Callable[[PullProgress], None]
+__all__ = ["find_remote"]
 
 
 def find_remote(

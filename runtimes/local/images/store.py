@@ -22,7 +22,6 @@ from core.errors import (
 )
 from runtimes.local.images.archives import ImageSource, open_archive
 from runtimes.local.images.config import ImageConfig, ImageFacts
-from runtimes.local.images.connection import RegistryConnection
 from runtimes.local.images.credentials import Credentials, saved_credentials
 from runtimes.local.images.layers import LayerStore
 from runtimes.local.images.leases import Leases
@@ -30,7 +29,7 @@ from runtimes.local.images.limits import DEFAULT_LIMITS, ImageLimits
 from runtimes.local.images.locking import lock_file, remove_free_lock
 from runtimes.local.images.names import DIGEST, ImageName
 from runtimes.local.images.platforms import Platform
-from runtimes.local.images.pulling import ProgressListener, find_remote
+from runtimes.local.images.progress import ProgressListener
 from runtimes.local.images.records import ImageRecord, StoredImage, write_durably
 from runtimes.local.images.workspace import Workspace, dead_workspaces, open_workspace, pinned
 
@@ -109,6 +108,10 @@ class ImageStore:
         Raises SpecInvalidError, ImageNotFoundError, PlatformNotFoundError, BadImageError, ImageStoreFullError, and the
         kinds of RegistryError.
         """
+        # The HTTP library takes longer to import than a sandbox to start, and most processes never pull.
+        from runtimes.local.images.connection import RegistryConnection  # noqa: PLC0415
+        from runtimes.local.images.pulling import find_remote  # noqa: PLC0415
+
         name = ImageName.parse(reference)
         wanted = Platform.parse(platform) if platform else Platform.of_this_machine()
         connection = RegistryConnection(
@@ -307,9 +310,12 @@ class ImageStore:
         path = self._folder / "kind.json"
         kind = {"version": 1, "as_root": self._as_root}
         with lock_file(self._lock):
+            found = None
             if not path.exists():
                 write_durably(path, json.dumps(kind))
-            if json.loads(path.read_text(encoding="utf-8")) != kind:
+            with suppress(ValueError):
+                found = json.loads(path.read_text(encoding="utf-8"))
+            if found != kind:
                 message = (
                     f"the image store in {self._folder} was made by another release, or "
                     f"{'by an ordinary user' if self._as_root else 'by root'}: remove it, and import the images again"

@@ -342,6 +342,32 @@ def test_layers_of_a_running_sandbox_outlive_their_image(store, layout, as_root)
     assert leftovers(store) == []
 
 
+def test_damaged_lease_keeps_nothing(store, layout):
+    store.lease(import_layers(store, layout, BASE), "sm-1-1")
+    (store._folder / "leases" / "sm-1-1.json").write_bytes(b"")
+    store.remove("tools:1")
+    assert leftovers(store) == []
+
+
+@pytest.mark.parametrize("missing", ["layer.json", "root", ""])
+def test_damaged_layer_heals_when_it_comes_again(store, layout, missing):
+    chain = import_layers(store, layout, BASE).layers[0].parent
+    (chain / missing).rename(chain.with_name("away"))
+    store.collect()
+    image = import_layers(store, layout, BASE)
+    assert (image.layers[0] / "etc" / "old").read_bytes() == b"old"
+
+
+def test_damaged_record_of_an_image_is_none(store, layout):
+    import_layers(store, layout, BASE)
+    (record,) = (store._folder / "images").glob("*.json")
+    record.write_bytes(record.read_bytes()[:50])
+    assert store.list() == []
+    with pytest.raises(ImageNotFoundError):
+        store.find("tools:1")
+    assert import_layers(store, layout, BASE).name == "tools:1"
+
+
 def test_lease_of_what_was_removed_is_refused(store, layout):
     image = import_layers(store, layout, BASE)
     store.remove("tools:1")
