@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("queue_overhead", "sandbox_start")
+NAMES = ("file_transfer", "queue_overhead", "sandbox_start")
 
 
 def main() -> None:

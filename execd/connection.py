@@ -5,12 +5,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 
+from execd.bodies import RawBody
 from execd.errors import ExecdError, InvalidBodyError, PayloadTooLargeError, RequestTimeoutError
-from execd.streams import READ_BYTES, ByteStream
+from execd.streams import READ_BYTES, ByteStream, take_all
 from execd.target import Target, parse_target
 
 __all__ = ["Connection", "Exchange", "Handler", "Headers", "Limits"]
@@ -103,6 +104,12 @@ class Exchange:
                 raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
             yield bytes(event.data)
 
+    def raw_body(self, *, max_bytes: int) -> RawBody:
+        """Take the body past the parser, which is much faster for a large one. To be closed. Raises as `body`."""
+        is_chunked = self.header("transfer-encoding") is not None
+        length = None if is_chunked else int(self.header("content-length") or 0)
+        return RawBody(self._connection, length=length, max_bytes=max_bytes)
+
     async def read_body(self) -> bytes:
         """Give the whole body of a JSON route. Raises as `body`."""
         return b"".join([part async for part in self.body(max_bytes=self.limits.json_bytes)])
@@ -178,6 +185,7 @@ class Connection:
         self._writer = writer
         self._handler = handler
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
+        self._request: h11.Request | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -195,6 +203,7 @@ class Connection:
             if exchange is None:
                 return
             self.is_busy = True
+            self._request = request
             try:
                 await self._handler(exchange)
             finally:
@@ -235,6 +244,28 @@ class Connection:
                 return False
         # A request that asks for another protocol rests in the second until it is answered.
         return self._http.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]  # not in __all__
+
+    async def begin_raw_body(self) -> tuple[int, bytes]:
+        """Stop reading, for who reads the body from the socket; give its descriptor and what has come already."""
+        if self._http.they_are_waiting_for_100_continue:
+            await self.write(h11.InformationalResponse(status_code=100, headers=[]))
+        received = self._http.trailing_data[0] + take_all(self._reader)
+        self._reading.pause_reading()
+        return self._writer.get_extra_info("socket").fileno(), received
+
+    def resume_reading(self) -> None:
+        """Read again, after the socket was read by another."""
+        self._reading.resume_reading()
+
+    @property
+    def _reading(self) -> asyncio.ReadTransport:
+        return cast("asyncio.ReadTransport", self._writer.transport)
+
+    def end_raw_body(self, rest: bytes) -> None:
+        """Go on behind a body that the parser has not seen. rest: what has come after it."""
+        self._http = _parser_behind(self._request, self.limits)
+        if rest:
+            self._http.receive_data(rest)
 
     def leave_http(self) -> ByteStream:
         """Hand over the connection after a 101; it is idle for `Server.stop`, since it has no end to wait for."""
@@ -330,3 +361,15 @@ class Connection:
         callback()
         # A writer that waits for room would not notice by itself.
         self.abort()
+
+
+def _parser_behind(request: h11.Request | None, limits: Limits) -> h11.Connection:
+    """Give a parser that has seen a request like this one whole: what counts for the answer is in its head."""
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
+    if request is not None:
+        kept = [b"Connection: " + value for name, value in request.headers if name == b"connection"]
+        head = [b"POST / HTTP/" + request.http_version, b"Host: execd", *kept, b"", b""]
+        http.receive_data(b"\r\n".join(head))
+        for _ in ("request", "its end"):
+            http.next_event()
+    return http

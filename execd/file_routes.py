@@ -160,6 +160,7 @@ async def _send_bytes(exchange: Exchange, download: Download, path: str) -> None
     await exchange.start(206 if selected else 200, headers)
     for chunk in download.chunks(selected):
         await exchange.send(chunk)
+        await asyncio.sleep(0)  # sending to a fast reader waits for nothing, and others are to be served, too
     await exchange.finish()
 
 

@@ -31,9 +31,9 @@ class PartBegin:
 
 @dataclass(frozen=True, slots=True)
 class PartData:
-    """Some of the part's bytes."""
+    """Some of the part's bytes; a view is good until the parser is fed again."""
 
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,22 @@ class MultipartParser:
         self._state = _State.PREAMBLE
         self._skipped = 0
 
-    def feed(self, data: bytes) -> Iterator[PartBegin | PartData | PartEnd]:
-        """Take bytes, give what they complete. Must be iterated to its end. Raises BrokenMultipartError."""
+    def feed(
+        self, data: bytes | bytearray, start: int = 0, end: int | None = None
+    ) -> Iterator[PartBegin | PartData | PartEnd]:
+        """Take bytes start to end, give what they complete; to be iterated to its end. Raises BrokenMultipartError."""
+        view = memoryview(data)[start:end]
+        if self._state is _State.DATA and len(view) > len(self._delimiter):
+            start, end = self._plain_range(data, start, start + len(view))
+            if end > start:
+                if self._buffer:
+                    yield PartData(bytes(self._buffer))
+                    self._buffer.clear()
+                yield PartData(memoryview(data)[start:end])
+                view = view[end - start :]
+        yield from self._take(view)
+
+    def _take(self, data: memoryview) -> Iterator[PartBegin | PartData | PartEnd]:
         self._buffer += data
         while True:
             before = (self._state, len(self._buffer))
@@ -91,6 +105,17 @@ class MultipartParser:
                     self._buffer.clear()
             if before == (self._state, len(self._buffer)):
                 return
+
+    def _plain_range(self, data: bytes | bytearray, start: int, end: int) -> tuple[int, int]:
+        """Give the range from start on that is surely content, with all that is held back; else an empty one.
+
+        Spares most bytes of a large part the way through the buffer.
+        """
+        seam = self._buffer + data[start : start + len(self._delimiter)]
+        if self._delimiter in seam:
+            return start, start
+        found = data.find(self._delimiter, start, end)
+        return start, found if found >= 0 else end - len(self._delimiter)
 
     def close(self) -> None:
         """Say that the body has ended. Raises BrokenMultipartError if the closing delimiter has not come."""

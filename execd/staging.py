@@ -83,9 +83,9 @@ class Staging:
         except OSError as error:
             raise error_from_os(error, target) from error
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append to the file begun last. Raises DiskFullError and other ExecdErrors."""
-        # In the loop's thread on purpose: the page cache takes a piece of 64 KiB in microseconds, and a thread
+        # In the loop's thread on purpose: the page cache takes a piece of 256 KiB in microseconds, and a thread
         # could not be had in a sandbox at its process limit.
         view = memoryview(data)
         try:

@@ -3,9 +3,18 @@
 import asyncio
 from typing import Final
 
-__all__ = ["READ_BYTES", "ByteStream"]
+__all__ = ["READ_BYTES", "ByteStream", "take_all"]
 
 READ_BYTES: Final = 64 * 1024
+
+
+def take_all(reader: asyncio.StreamReader) -> bytes:
+    """Give what has come and was not read yet, without waiting for more."""
+    # Its own name for it is all there is: `read` waits when there is nothing, and there is no way to ask.
+    buffer: bytearray = reader._buffer  # type: ignore[attr-defined]  # noqa: SLF001
+    data = bytes(buffer)
+    buffer.clear()
+    return data
 
 
 class ByteStream:

@@ -24,9 +24,14 @@ async def receive_files(exchange: Exchange, staging: Staging) -> None:
     try:
         parser = MultipartParser(boundary_of(exchange.header("content-type")))
         receiver = _PairReceiver(staging)
-        async for piece in exchange.body(max_bytes=exchange.limits.upload_bytes):
-            for event in parser.feed(piece):
-                receiver.take(event)
+        body = exchange.raw_body(max_bytes=exchange.limits.upload_bytes)
+        try:
+            while not body.is_complete:
+                for start, end in await body.receive():
+                    for event in parser.feed(body.buffer, start, end):
+                        receiver.take(event)
+        finally:
+            body.close()
         parser.close()
     except BrokenMultipartError as error:
         raise InvalidFileContentError(str(error)) from error
@@ -79,7 +84,7 @@ class _PairReceiver:
         else:
             raise InvalidFileMetadataError(f"{part.name[:100]}: unknown part")
 
-    def _data(self, data: bytes) -> None:
+    def _data(self, data: bytes | memoryview) -> None:
         if self._metadata is None:
             self._staging.write(data)
             return

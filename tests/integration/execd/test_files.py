@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import threading
@@ -426,3 +427,115 @@ def test_a_hostile_pattern_and_a_large_tree_do_not_stop_the_daemon(
     assert time.monotonic() - started < 5
     assert len(execd.client.get("/files/search", params={"path": str(root)}).json()) == 3000
     shutil.rmtree(root)
+
+
+def form(path: Path, data: bytes) -> bytes:
+    """The body of an upload of one file, with the boundary b."""
+    document = json.dumps({"path": str(path)}).encode()
+    return (
+        b'--b\r\nContent-Disposition: form-data; name="metadata"; filename="metadata"\r\n\r\n%b\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n%b\r\n--b--\r\n'
+        % (document, data)
+    )
+
+
+def head_of(version: bytes = b"1.1", *fields: bytes) -> bytes:
+    """The head of an upload without its end."""
+    lines = [
+        b"POST /files/upload HTTP/" + version, b"Host: x", b"Content-Type: multipart/form-data; boundary=b", *fields
+    ]  # fmt: skip
+    return b"".join(line + b"\r\n" for line in lines)
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"small", os.urandom(3_000_000)], ids=["empty", "small", "large"])
+@pytest.mark.parametrize("chunk_bytes", [None, 7000, 10**7])
+def test_the_connection_serves_on_after_an_upload(
+    execd: RunningExecd, tmp_path: Path, data: bytes, chunk_bytes: int | None
+) -> None:
+    body = form(tmp_path / "f", data)
+    if chunk_bytes is None:
+        request = head_of(b"1.1", b"Content-Length: %d" % len(body)) + b"\r\n" + body
+    else:
+        request = head_of(b"1.1", b"Transfer-Encoding: chunked") + b"\r\n" + chunked(body, chunk_bytes)
+    # All in one go: what follows the body lies in the same buffers.
+    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = execd.raw(request + ping + request + last)
+    assert answers.count(b"HTTP/1.1 200") == 4
+    assert (tmp_path / "f").read_bytes() == data
+
+
+@pytest.mark.parametrize(("version", "fields"), [(b"1.0", ()), (b"1.1", (b"Connection: close",))])
+def test_the_connection_closes_after_an_upload_if_asked(
+    execd: RunningExecd, tmp_path: Path, version: bytes, fields: tuple[bytes, ...]
+) -> None:
+    body = form(tmp_path / "f", b"data")
+    head = head_of(version, b"Content-Length: %d" % len(body), *fields)
+    started = time.monotonic()
+    answer = execd.raw(head + b"\r\n" + body)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer.lower()
+    assert time.monotonic() - started < 1.5
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(execd: RunningExecd, tmp_path: Path) -> None:
+    body = form(tmp_path / "f", b"data")
+    with socket.create_connection(("127.0.0.1", execd.port), timeout=5) as connection:
+        fields = (b"Content-Length: %d" % len(body), b"Expect: 100-continue")
+        connection.sendall(head_of(b"1.1", *fields) + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    assert (tmp_path / "f").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ((b"Content-Length: 100000",), b"x"),
+        ((b"Transfer-Encoding: chunked",), b"5\r\nabc"),
+        ((b"Transfer-Encoding: chunked",), b"zz\r\n"),
+    ],
+    ids=["short", "short chunk", "no chunk"],
+)
+def test_a_broken_body_is_refused_and_nothing_is_left(
+    execd: RunningExecd, tmp_path: Path, fields: tuple[bytes, ...], body: bytes
+) -> None:
+    before = execd.descriptors()
+    with socket.create_connection(("127.0.0.1", execd.port), timeout=5) as connection:
+        connection.sendall(head_of(b"1.1", *fields) + b"\r\n" + body)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+    wait_for(lambda: execd.descriptors() <= before)
+    assert names_in(tmp_path) == []
+
+
+def test_an_upload_of_many_megabytes_takes_no_memory_and_others_are_served(
+    execd: RunningExecd, tmp_path: Path
+) -> None:
+    before = execd.rss_kib()
+    slowest = 0.0
+
+    def body() -> Iterator[bytes]:
+        nonlocal slowest
+        head, _, tail = form(tmp_path / "f", b"@").partition(b"@")
+        yield head
+        for number in range(100):
+            yield b"\r\n--" * 250_000
+            if number % 25 == 0:
+                started = time.monotonic()
+                assert execd.client.get("/ping").status_code == 200
+                slowest = max(slowest, time.monotonic() - started)
+        yield tail
+
+    with httpx.Client(base_url=execd.url, timeout=60) as client:
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        assert client.post("/files/upload", content=body(), headers=headers).status_code == 200
+    assert (tmp_path / "f").stat().st_size == 100_000_000
+    assert execd.rss_kib() - before < 8 * 1024
+    assert slowest < 1
