@@ -86,12 +86,26 @@ def _pipes(box: Box, line: str) -> str:
     return _terminal(box, line, "?pty=0")
 
 
+def _session(box: Box, line: str) -> str:
+    status, made = call(box, "POST", "/session")
+    assert status == 200, made
+    name = json.loads(made)["session_id"]
+    try:
+        status, stream = call(box, "POST", f"/session/{name}/run", {"command": line})
+        assert status == 200, stream
+        events = [json.loads(event) for event in stream.splitlines() if event]
+        return "".join(event["text"] for event in events if event["type"] == "stdout")
+    finally:
+        call(box, "DELETE", f"/session/{name}")
+
+
 ENTRY_POINTS: dict[str, Callable[[Box, str], str]] = {
     "shell": _shell,
     "argv": _argv,
     "child": _child,
     "merged": _merged,
     "background": _background,
+    "session": _session,
     "terminal": _terminal,
     "pipes": _pipes,
 }
