@@ -2,6 +2,7 @@
 
 from runtimes.local.images.config import ImageConfig
 from runtimes.local.images.limits import ImageLimits
+from runtimes.local.images.lookup import read_file
 from runtimes.local.images.names import ImageName
 from runtimes.local.images.progress import PullProgress
 from runtimes.local.images.records import StoredImage
@@ -15,5 +16,6 @@ __all__ = [
     "ImageStore",
     "PullProgress",
     "StoredImage",
+    "read_file",
     "resolve_user",
 ]

@@ -8,7 +8,7 @@ from core.errors import BadImageError
 from runtimes.local.images import decompression
 from runtimes.local.images.decompression import HashingSource, open_unpacked
 from runtimes.local.images.limits import ImageLimits
-from tests.support.image_archives import compress
+from tests.support.image_archives import compress, zstd
 
 KINDS = ["none", "gzip", "xz", "zstd"]
 
@@ -59,6 +59,14 @@ def test_data_that_takes_too_much_memory_to_unpack_is_refused():
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 512 << 20}]
     with pytest.raises(BadImageError, match="damaged"):
         unpack(lzma.compress(b"a", filters=filters))
+
+
+def test_window_that_takes_too_much_memory_is_refused():
+    """As it is chosen by `zstd --ultra --long=31`."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
+    data = compressor.compress(b"a" * 1000) + compressor.flush()
+    with pytest.raises(BadImageError, match="damaged"):
+        unpack(data)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
