@@ -28,24 +28,25 @@ def frame(kind: str, **fields: Any) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
-def output_frames(stream: str, pieces: list[tuple[bytes, int]], *, strip_newlines: bool) -> bytes:
-    """Events of a stream ("stdout" or "stderr"), one per piece, joined for one write.
+def output_frames(stream: str, lines: list[bytes], offset: int, *, strip_newlines: bool) -> bytes:
+    """Events of a stream ("stdout" or "stderr"), one per line, joined for one write.
 
-    pieces: bytes, and the offset in the log behind them. strip_newlines: without line ends, as of old.
-    A piece that is not UTF-8 has U+FFFD in `text` and its exact bytes in `b64`.
+    offset: in the log, of the first line; they follow each other. strip_newlines: without line ends, as of old.
+    A line that is not UTF-8 has U+FFFD in `text` and its exact bytes in `b64`.
     """
     # This is the hot path of every log line: the object is put together by hand around the C string encoder.
     head = f'{{"type":"{stream}","text":'
-    now = now_ms()
+    tail = f',"timestamp":{now_ms()}}}\n\n'
     frames = []
-    for piece, end in pieces:
-        shown = _without_line_end(piece) if strip_newlines else piece
-        tail = f',"offset":{end},"timestamp":{now}}}\n\n'
+    for line in lines:
+        offset += len(line)
+        shown = _without_line_end(line) if strip_newlines else line
         try:
-            frames.append(f"{head}{encode_basestring_ascii(shown.decode())}{tail}")
+            frames.append(f'{head}{encode_basestring_ascii(shown.decode())},"offset":{offset}{tail}')
         except UnicodeDecodeError:
             text = encode_basestring_ascii(shown.decode("utf-8", "replace"))
-            frames.append(f'{head}{text},"b64":"{b64encode(shown).decode("ascii")}"{tail}')
+            exact = b64encode(shown).decode("ascii")
+            frames.append(f'{head}{text},"b64":"{exact}","offset":{offset}{tail}')
     return "".join(frames).encode("ascii")
 
 
@@ -61,6 +62,12 @@ class LineHolder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what was read, give the blocks it completes; joined, the blocks of a stream are the stream."""
+        if not self.held and not self._splits_at_cr:
+            # The way of nearly all output: one copy at most.
+            end = data.rfind(b"\n") + 1
+            if end:
+                self.held += memoryview(data)[end:]
+                return [data[:end], *self._cut_held()]
         self.held += data
         # Only what is new can end a line, and a CR that waited for its LF.
         start = max(0, len(self.held) - len(data) - 1)
@@ -69,13 +76,17 @@ class LineHolder:
             # A CR at the very end waits: an LF may follow, and the two are one terminator.
             end = max(end, self.held.rfind(b"\r", start, len(self.held) - 1) + 1)
         blocks = [self._take(end)] if end else []
-        while len(self.held) > MAX_EVENT_BYTES:
-            blocks.append(self._take(_character_boundary(self.held, MAX_EVENT_BYTES)))
-        return blocks
+        return blocks + self._cut_held()
 
     def flush(self) -> list[bytes]:
         """Give the unterminated rest at the end of the stream."""
         return [self._take(len(self.held))] if self.held else []
+
+    def _cut_held(self) -> list[bytes]:
+        blocks = []
+        while len(self.held) > MAX_EVENT_BYTES:
+            blocks.append(self._take(_character_boundary(self.held, MAX_EVENT_BYTES)))
+        return blocks
 
     def _take(self, count: int) -> bytes:
         block = bytes(memoryview(self.held)[:count])

@@ -28,6 +28,9 @@ _KILLED_EXIT_CODE: Final = 128 + SIGKILL
 
 MAX_CONTENT_CHARACTERS: Final = 16 * 1024
 
+_IS_SET: Final = asyncio.Event()
+_IS_SET.set()
+
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
@@ -59,6 +62,35 @@ class Execution:
     start_error: why it could not be started. state_saved: whether its session goes on from where it ended.
     on_finish: called before readers hear of the end. on_release: called once when it has finished and its client left.
     """
+
+    __slots__ = (
+        "_clients",
+        "_kill",
+        "_kills_leftovers",
+        "_processes",
+        "_pump",
+        "_spawn",
+        "_started",
+        "_was_sent_kill",
+        "content",
+        "duration_ms",
+        "ended_by",
+        "exited",
+        "finished",
+        "finished_at_ms",
+        "id",
+        "is_background",
+        "log",
+        "on_finish",
+        "on_release",
+        "oom_killed",
+        "remaining_processes",
+        "session_id",
+        "start_error",
+        "started_at_ms",
+        "state_saved",
+        "status",
+    )
 
     def __init__(
         self, execution_id: str, request: CommandRequest, output: OutputLog, *, session_id: str | None = None
@@ -191,6 +223,9 @@ class Execution:
         self.finished.set()
         self.log.finish()
         self._release_if_done()
+        # A thousand of these are remembered: let go of what is of no more use.
+        self._processes = self._pump = self._kill = self.on_finish = None
+        self.exited = self.finished = _IS_SET
 
     def attach(self, client: Position) -> None:
         """Add a client for whom it runs: its end is the end of the command, and its pace is the command's."""

@@ -25,6 +25,7 @@ _HEAD_BYTES: Final = 64 * 1024
 FLOOR_BYTES: Final = 144 * 1024
 """Not even lack of room takes these last bytes of a running command: its client may be that far behind."""
 
+_NOTHING: Final = bytearray()
 _SEGMENT_BYTES: Final = 16 * 1024
 _SEGMENT_OVERHEAD: Final = 256
 """What Python needs beside the bytes; charged, or a command that alternates between streams would get it for free."""
@@ -40,7 +41,7 @@ class _Segment:
     offset: int
     stream: str
     stream_offset: int
-    data: bytearray
+    data: bytes | bytearray
     ends_line: bool
 
     @property
@@ -73,6 +74,20 @@ class OutputLog:
     kept. is_ended: nothing will follow. listeners: called after each change.
     """
 
+    __slots__ = (
+        "_budget",
+        "_ends",
+        "_head_count",
+        "_head_is_open",
+        "_holders",
+        "_segments",
+        "dropped_bytes",
+        "end",
+        "is_ended",
+        "kept_bytes",
+        "listeners",
+    )
+
     def __init__(self, budget: "OutputBudget", *, splits_at_cr: bool = False) -> None:
         """splits_at_cr: CR ends a line, too, as in the older form of the protocol."""
         self.end = 0
@@ -97,7 +112,7 @@ class OutputLog:
         """Bytes written to a stream, or to both."""
         if stream is None:
             return sum(self.total(each) for each in STREAMS)
-        return self._ends[stream] + len(self._holders[stream].held)
+        return self._ends[stream] + len(self._held(stream))
 
     def write(self, stream: str, data: bytes) -> None:
         """Take what was read from a stream."""
@@ -110,6 +125,7 @@ class OutputLog:
         for stream, holder in self._holders.items():
             for block in holder.flush():
                 self._append(stream, block)
+        self._holders.clear()
         self.is_ended = True
         self._after_change()
 
@@ -123,7 +139,8 @@ class OutputLog:
             if segment.end <= offset:
                 continue
             skipped = max(0, offset - segment.offset)
-            yield Piece(segment.offset + skipped, segment.stream, bytes(segment.data[skipped:]))
+            data = bytes(memoryview(segment.data)[skipped:]) if skipped else bytes(segment.data)
+            yield Piece(segment.offset + skipped, segment.stream, data)
             max_bytes -= len(segment.data) - skipped
             if max_bytes <= 0:
                 return
@@ -177,7 +194,8 @@ class OutputLog:
             last.ends_line = ends_line
             cost = len(block)
         else:
-            segment = _Segment(self.end, stream, self._ends[stream], bytearray(block), ends_line)
+            data = bytearray(block) if len(block) < _SEGMENT_BYTES else block
+            segment = _Segment(self.end, stream, self._ends[stream], data, ends_line)
             self._segments.append(segment)
             cost = segment.cost
         self.end += len(block)
@@ -188,7 +206,7 @@ class OutputLog:
             self._head_is_open = self.kept_bytes < _HEAD_BYTES
         elif self.kept_bytes > self._budget.log_bytes:
             # More than need be at once: taking from the middle of a list moves all that follows.
-            self._drop_tail(self._budget.log_bytes * 3 // 4)
+            self._drop_tail((self._budget.log_bytes - _HEAD_BYTES) * 3 // 4)
         self._budget.charge(cost)
 
     def _open_segment(self, stream: str, size: int) -> _Segment | None:
@@ -223,13 +241,17 @@ class OutputLog:
         self._budget.charge(-room)
         return room
 
-    def _runs_of(self, stream: str) -> Iterator[tuple[int, bytearray]]:
+    def _runs_of(self, stream: str) -> Iterator[tuple[int, bytes | bytearray]]:
         for segment in self._segments:
             if segment.stream == stream:
                 yield segment.stream_offset, segment.data
-        held = self._holders[stream].held
+        held = self._held(stream)
         if held:
             yield self._ends[stream], held
+
+    def _held(self, stream: str) -> bytearray:
+        holder = self._holders.get(stream)
+        return _NOTHING if holder is None else holder.held
 
     def _after_change(self) -> None:
         self._budget.enforce()

@@ -74,11 +74,11 @@ class Relay:
             if piece.offset > position:
                 parts.append(_gap_frame(position, piece.offset))
             position = piece.offset
-            lines: list[tuple[bytes, int]] = []
-            for line in split_lines(piece.data, splits_at_cr=self._strip)[:room]:
-                position += len(line)
-                lines.append((line, position))
-            parts.append(output_frames(piece.stream, lines, strip_newlines=self._strip))
+            lines = split_lines(piece.data, splits_at_cr=self._strip)
+            if len(lines) > room:
+                del lines[room:]
+            parts.append(output_frames(piece.stream, lines, position, strip_newlines=self._strip))
+            position += sum(map(len, lines))
             room -= len(lines)
             if not room:
                 break

@@ -19,7 +19,7 @@ def cut(chunks: list[bytes], *, splits_at_cr: bool = False) -> list[bytes]:
 
 
 def shown(pieces: list[bytes], *, strip_newlines: bool) -> list[str]:
-    frames = output_frames("stdout", [(piece, 0) for piece in pieces], strip_newlines=strip_newlines)
+    frames = output_frames("stdout", pieces, 0, strip_newlines=strip_newlines)
     return [json.loads(line)["text"] for line in frames.split(b"\n\n")[:-1]]
 
 
@@ -64,14 +64,15 @@ def test_long_lines_of_no_encoding_are_cut_at_the_limit() -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
 def test_frames_carry_the_exact_bytes(pieces: list[bytes]) -> None:
-    numbered = [(piece, number) for number, piece in enumerate(pieces)]
-    frames = output_frames("stdout", numbered, strip_newlines=False)
+    frames = output_frames("stdout", pieces, 7, strip_newlines=False)
     assert frames.isascii()
     lines = frames.split(b"\n\n")
     assert lines.pop() == b""
-    for line, (piece, number) in zip(lines, numbered, strict=True):
+    offset = 7
+    for line, piece in zip(lines, pieces, strict=True):
         event = json.loads(line)
-        assert event["offset"] == number
+        offset += len(piece)
+        assert event["offset"] == offset
         assert event["type"] == "stdout"
         assert isinstance(event["timestamp"], int)
         try:
