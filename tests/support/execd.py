@@ -17,6 +17,9 @@ import httpx
 
 from execd.bundle import bundle_command
 
+Part = tuple[str, tuple[str, bytes, str]]
+"""Of a form, as httpx takes it: name, and file name, content and type."""
+
 
 @dataclass
 class Outcome:
@@ -72,6 +75,11 @@ class RunningExecd:
         ):
             assert response.status_code == 200, response.read()
             yield read_events(response)
+
+    def upload(self, *files: list[Part], prefix: str = "") -> httpx.Response:
+        """Write files in one request; see `file_parts`. prefix: before the route, for another user's rights."""
+        parts = [part for parts in files for part in parts]
+        return self.client.post(f"{prefix}/files/upload", files=parts)
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes on a new connection and give all that comes back until it is closed or silent."""
@@ -132,6 +140,15 @@ def running_execd(
         finally:
             process.kill()
             process.wait()
+
+
+def file_parts(path: object, data: bytes, **metadata: Any) -> list[Part]:
+    """The two parts of one file of an upload."""
+    document = json.dumps({"path": str(path), **metadata}).encode()
+    return [
+        ("metadata", ("metadata", document, "application/json")),
+        ("file", ("ignored", data, "application/octet-stream")),
+    ]
 
 
 def read_events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -11,14 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.execd import RunningExecd, names_in, running_execd, wait_for
-
-Part = tuple[str, tuple[str, bytes, str]]
+from tests.support.execd import Part, RunningExecd, file_parts, names_in, running_execd, wait_for
 
 
 @pytest.fixture
@@ -26,16 +23,8 @@ def execd(shared_execd: RunningExecd) -> RunningExecd:
     return shared_execd
 
 
-def pair(path: str, data: bytes, **metadata: Any) -> list[Part]:
-    document = json.dumps({"path": path, **metadata}).encode()
-    return [
-        ("metadata", ("metadata", document, "application/json")),
-        ("file", ("ignored", data, "application/octet-stream")),
-    ]
-
-
-def upload(execd: RunningExecd, *pairs: list[Part]) -> httpx.Response:
-    return execd.client.post("/files/upload", files=[part for parts in pairs for part in parts])
+def upload(execd: RunningExecd, *files: list[Part]) -> httpx.Response:
+    return execd.upload(*files)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -47,9 +36,9 @@ def test_files_come_back_as_they_went(execd: RunningExecd, tmp_path: Path) -> No
     tricky = b"\r\n--boundary\r\n\r\n--\r\n" * 1000
     response = upload(
         execd,
-        pair(f"{tmp_path}/new/deep/big", big, mode=600),
-        pair(f"{tmp_path}/tricky", tricky, mode=755),
-        pair(f"{tmp_path}/empty", b""),
+        file_parts(f"{tmp_path}/new/deep/big", big, mode=600),
+        file_parts(f"{tmp_path}/tricky", tricky, mode=755),
+        file_parts(f"{tmp_path}/empty", b""),
     )
     assert response.status_code == 200, response.text
     for name, data, mode in (("new/deep/big", big, 0o600), ("tricky", tricky, 0o755), ("empty", b"", 0o644)):
@@ -63,7 +52,7 @@ def test_an_upload_replaces_and_keeps_the_mode_unless_told(execd: RunningExecd, 
     target = tmp_path / "f"
     target.write_text("old and longer")
     target.chmod(0o750)
-    assert upload(execd, pair(str(target), b"new")).status_code == 200
+    assert upload(execd, file_parts(str(target), b"new")).status_code == 200
     assert target.read_text() == "new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o750
 
@@ -74,7 +63,7 @@ def test_an_upload_replaces_and_keeps_the_mode_unless_told(execd: RunningExecd, 
 def test_of_the_special_mode_bits_only_sticky_is_kept(
     execd: RunningExecd, tmp_path: Path, mode: int, bits: int
 ) -> None:
-    assert upload(execd, pair(f"{tmp_path}/f", b"x", mode=mode)).status_code == 200
+    assert upload(execd, file_parts(f"{tmp_path}/f", b"x", mode=mode)).status_code == 200
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == bits
 
 
@@ -95,7 +84,7 @@ def test_of_the_special_mode_bits_only_sticky_is_kept(
 )
 def test_odd_names_make_the_round_trip(execd: RunningExecd, tmp_path: Path, name: str) -> None:
     path = f"{tmp_path}/{name}"
-    assert upload(execd, pair(path, b"data")).status_code == 200
+    assert upload(execd, file_parts(path, b"data")).status_code == 200
     assert name in names_in(tmp_path)
     response = execd.client.get("/files/download", params={"path": path})
     assert response.content == b"data"
@@ -152,11 +141,11 @@ def test_bad_metadata_is_refused_and_nothing_is_written(
 
 
 def test_pairs_must_be_complete_and_all_or_nothing_is_written(execd: RunningExecd, tmp_path: Path) -> None:
-    good = pair(f"{tmp_path}/good", b"x")
+    good = file_parts(f"{tmp_path}/good", b"x")
     cases = {
-        "metadata without file": [*good, pair("y", b"")[0]],
-        "file without metadata": [*good, pair("y", b"")[1]],
-        "second is bad": [*good, *pair("", b"")],
+        "metadata without file": [*good, file_parts("y", b"")[0]],
+        "file without metadata": [*good, file_parts("y", b"")[1]],
+        "second is bad": [*good, *file_parts("", b"")],
         "unknown part": [*good, ("extra", ("e", b"", "text/plain"))],
     }
     for name, parts in cases.items():
@@ -197,7 +186,7 @@ def test_only_regular_files_are_read_and_replaced(execd: RunningExecd, tmp_path:
         started = time.monotonic()
         for response in (
             execd.client.get("/files/download", params={"path": path}),
-            upload(execd, pair(path, b"x")),
+            upload(execd, file_parts(path, b"x")),
         ):
             assert (response.status_code, response.json()["code"]) == (400, "INVALID_FILE"), name
         assert time.monotonic() - started < 1, name
@@ -210,7 +199,9 @@ def test_an_upload_does_not_write_through_a_link(execd: RunningExecd, tmp_path: 
     (tmp_path / "link").symlink_to("precious")
     (tmp_path / "dangling").symlink_to("nowhere")
     assert (
-        upload(execd, pair(f"{tmp_path}/link", b"new"), pair(f"{tmp_path}/dangling", b"new")).status_code
+        upload(
+            execd, file_parts(f"{tmp_path}/link", b"new"), file_parts(f"{tmp_path}/dangling", b"new")
+        ).status_code
         == 200
     )
     assert (tmp_path / "precious").read_text() == "precious"
@@ -232,7 +223,7 @@ def test_no_reader_ever_sees_part_of_an_upload(execd: RunningExecd, tmp_path: Pa
     watcher.start()
     try:
         for letter in (b"b", b"c") * 10:
-            assert upload(execd, pair(str(target), letter * 500_000)).status_code == 200
+            assert upload(execd, file_parts(str(target), letter * 500_000)).status_code == 200
     finally:
         stop.set()
         watcher.join()
@@ -267,25 +258,27 @@ def test_a_full_disk_leaves_the_old_content(bundle: Path, tmp_path: Path) -> Non
     try:
         with running_execd(bundle, tmp_path) as execd:
             (disk / "f").write_text("old")
-            response = upload(execd, pair(f"{disk}/first", b"x" * 1000), pair(f"{disk}/f", b"x" * 2_000_000))
+            response = upload(
+                execd, file_parts(f"{disk}/first", b"x" * 1000), file_parts(f"{disk}/f", b"x" * 2_000_000)
+            )
             assert (response.status_code, response.json()["code"]) == (507, "DISK_FULL")
             assert names_in(disk) == ["f"]
             assert (disk / "f").read_text() == "old"
-            assert upload(execd, pair(f"{disk}/f", b"fits")).status_code == 200
+            assert upload(execd, file_parts(f"{disk}/f", b"fits")).status_code == 200
     finally:
         subprocess.run(["umount", disk], check=True)
 
 
 def test_a_file_limit_is_answered_and_not_fatal(bundle: Path, tmp_path: Path) -> None:
     with running_execd(bundle, tmp_path, flags=["--rlimit", "fsize=100000"]) as execd:
-        assert upload(execd, pair(f"{tmp_path}/f", b"x" * 200_000)).status_code == 413
+        assert upload(execd, file_parts(f"{tmp_path}/f", b"x" * 200_000)).status_code == 413
         assert leftovers(tmp_path) == []
         assert execd.client.get("/ping").status_code == 200
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_owner_and_group_are_set_by_name_or_number(execd: RunningExecd, tmp_path: Path) -> None:
-    assert upload(execd, pair(f"{tmp_path}/f", b"", owner="nobody", group="4321")).status_code == 200
+    assert upload(execd, file_parts(f"{tmp_path}/f", b"", owner="nobody", group="4321")).status_code == 200
     status = (tmp_path / "f").stat()
     assert (status.st_uid, status.st_gid) == (65534, 4321)
     info = execd.client.get("/files/info", params={"path": f"{tmp_path}/f"}).json()[f"{tmp_path}/f"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.bundled import in_docker
-from tests.support.execd import RunningExecd, names_in, running_execd
+from tests.support.execd import RunningExecd, file_parts, names_in, running_execd
 from tests.support.images import BUSYBOX_IMAGE, ensure_images, require_docker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -40,10 +40,8 @@ def home(open_folder: Path) -> Path:
     return home
 
 
-def upload(execd: RunningExecd, path: Path, prefix: str = PREFIX, **metadata: Any) -> int:
-    document = json.dumps({"path": str(path), **metadata}).encode()
-    parts = [("metadata", ("metadata", document, "application/json")), ("file", ("f", b"new", "text/plain"))]
-    return execd.client.post(f"{prefix}/files/upload", files=parts).status_code
+def upload(execd: RunningExecd, path: Path, **metadata: Any) -> int:
+    return execd.upload(file_parts(path, b"new", **metadata), prefix=PREFIX).status_code
 
 
 def owner_of(path: Path) -> tuple[int, int]:
