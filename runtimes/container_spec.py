@@ -1,5 +1,6 @@
 """What a sandbox becomes as a container: the settings for the engine, as plain data."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,13 +24,18 @@ __all__ = [
     "ContainerRules",
     "container_settings",
     "labels_of",
+    "own_user",
 ]
 
 SANDBOX_LABEL = "sandmill.sandbox"
 """Label of every container of this runtime; its value is the sandbox's name."""
 
 _LABEL_PREFIX = "sandmill.label."
+_USER_NAME = "sandbox"
 _PERIOD_US = 100_000
+_FIRST_USER = 1_879_048_192
+"""The first of 2^24 numbers that no distribution and no systemd gives to anybody (0x70000000)."""
+
 _BYTES_PER_INODE = 4096
 """A file system of n bytes may hold n / 4096 files: as many as if each had one block."""
 
@@ -60,10 +66,13 @@ class ContainerImage:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRules:
-    """Guards that hold for all containers of this runtime. seccomp: JSON profile."""
+    """Guards that hold for all containers of this runtime. seccomp: JSON profile.
+
+    default_user: (uid, gid) in the place of an image's root; None: others for each sandbox, see `own_user`.
+    """
 
     seccomp: str
-    default_user: tuple[int, int]
+    default_user: tuple[int, int] | None = None
     is_root_writable: bool = False
     oci_runtime: str | None = None
     drop_capabilities: tuple[str, ...] = ("ALL",)
@@ -80,7 +89,7 @@ def container_settings(
     """
     workdir = _workdir(spec, image)
     command = (*bundle.command, "--host", "127.0.0.1", "--port", str(EXECD_PORT), *sealing_flags(spec))
-    user = image.user or rules.default_user
+    user = image.user or rules.default_user or own_user(spec.name)
     return {
         "Image": image.id,
         "Hostname": "sandbox",
@@ -105,6 +114,16 @@ def container_settings(
             ),
         },
     }
+
+
+def own_user(name: str) -> tuple[int, int]:
+    """Give the (uid, gid) of a sandbox: always the same for its name, and hardly ever that of another.
+
+    What the kernel counts by user whatever the container (inotify instances, pending signals, message queues, pages in
+    pipes) would else be used up for all sandboxes by one.
+    """
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")
+    return _FIRST_USER + number, _FIRST_USER + number
 
 
 def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -177,9 +196,10 @@ def _memory_file_systems(disk_bytes: int, user: tuple[int, int], fresh_workdir: 
 def _environment(spec: SandboxSpec, image: ContainerImage, *, changes_user: bool) -> list[str]:
     """Give all variables as NAME=value. Raises SpecInvalidError for names no environment can carry."""
     check_environment(spec.env)
-    # The home of the image's root is not ours to write to.
-    ours = {"HOME": "/tmp"} if changes_user else {}  # noqa: S108
-    merged = {**without_settings(image.environment), **ours, **spec.env}
+    # The home of the image's root is not ours to write to; and no image knows the user, whom some programs ask for.
+    home = {"HOME": "/tmp"} if changes_user else {}  # noqa: S108
+    names = {"USER": _USER_NAME, "LOGNAME": _USER_NAME} if changes_user else {}
+    merged = {**names, **without_settings(image.environment), **home, **spec.env}
     merged.pop(TOKEN_VARIABLE, None)
     return [f"{name}={value}" for name, value in shield_loader_variables(merged).items()]
 

@@ -55,7 +55,7 @@ class DockerConfig(BaseModel):
 
     base_url: the engine, e.g. unix:///run/docker.sock; None: DOCKER_HOST or the usual socket. It must be on this host.
     bundle_dir: as the engine sees it, too. state_dir: the secret from which execd's tokens come; made with mode 0700.
-    user: in the place of an image's root. pull: fetch missing images.
+    user: in the place of an image's root, for all sandboxes; None: another one for each. pull: fetch missing images.
     writable_root: let the root file system be written; most storage drivers then have no limit on disk use.
     oci_runtime: a name from the engine's list, e.g. runsc.
     """
@@ -66,7 +66,7 @@ class DockerConfig(BaseModel):
     base_url: str | None = None
     bundle_dir: Path
     state_dir: Path
-    user: int = Field(default=65_534, ge=1, le=2_000_000_000)
+    user: int | None = Field(default=None, ge=1, le=2_000_000_000)
     pull: bool = False
     writable_root: bool = False
     oci_runtime: str | None = None
@@ -112,7 +112,7 @@ class DockerRuntime(Runtime):
             raise RuntimeUnavailableError(f"there is no system call list for {platform.machine()}")
         return ContainerRules(
             seccomp=seccomp_profile(table),
-            default_user=(self._config.user, self._config.user),
+            default_user=None if self._config.user is None else (self._config.user, self._config.user),
             is_root_writable=self._config.writable_root,
             oci_runtime=self._config.oci_runtime,
         )

@@ -37,8 +37,7 @@ def test_sandbox_is_nobody_on_the_host(real_kind):
     with real_kind.box() as one, real_kind.box() as two:
         users = [host_user_of(one), host_user_of(two)]
     assert 0 not in users
-    if real_kind.runtime.name == "local":
-        assert users[0] != users[1]
+    assert users[0] != users[1]
 
 
 def host_user_of(box):

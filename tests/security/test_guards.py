@@ -258,3 +258,17 @@ def test_container_of_root_is_not_left_running(weaken_docker):
         with pytest.raises(BadImageError, match="root"):
             kind.runtime.create(spec, timeout_seconds=START_SECONDS)
         assert spec.name not in {handle.name for handle in kind.runtime.list()}
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("user", [None, (1_777_777_777, 1_777_777_777)], ids=["own", "shared"])
+def test_user_of_its_own_is_what_keeps_a_neighbours_share(weaken_docker, user):
+    """T23: one sandbox takes every inotify instance that the kernel lets its user have."""
+    with (
+        weaken_docker(default_user=user) as kind,
+        kind.box() as greedy,
+        kind.box() as neighbour,
+        background(greedy, probes.probe(greedy, "inotify_instances", "stay"), until=b"\n") as taking,
+    ):
+        assert int(taking.seen) > 0
+        assert bool(probes.find(neighbour, "inotify_instances")) == (user is None)

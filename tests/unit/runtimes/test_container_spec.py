@@ -7,6 +7,7 @@ from runtimes.container_spec import (
     ContainerRules,
     container_settings,
     labels_of,
+    own_user,
 )
 from tests.support.sandboxes import make_spec
 
@@ -97,6 +98,24 @@ def test_home_of_root_is_not_left_to_another_user():
     environment = {"HOME": "/root"}
     assert "HOME=/tmp" in settings(ContainerImage("i", environment=environment))["Env"]
     assert "HOME=/root" in settings(ContainerImage("i", environment=environment, user=(5, 5)))["Env"]
+
+
+def test_every_sandbox_has_a_user_of_its_own_unless_told_otherwise():
+    users = {
+        settings(name=f"sm-{number}", rules=ContainerRules(seccomp="{}"))["User"] for number in range(500)
+    }
+    assert len(users) == 500
+    numbers = [int(number) for user in users for number in user.split(":")]
+    assert min(numbers) >= 0x70000000
+    assert max(numbers) < 0x71000000
+    assert own_user("sm-1") == own_user("sm-1")
+    assert settings(ContainerImage("i", user=(5, 6)), rules=ContainerRules(seccomp="{}"))["User"] == "5:6"
+
+
+def test_user_has_a_name_for_programs_that_ask():
+    env = set(settings(ContainerImage("i", environment={"LOGNAME": "of-the-image"}))["Env"])
+    assert {"USER=sandbox", "LOGNAME=of-the-image"} <= env
+    assert not any(entry.startswith("USER=") for entry in settings(ContainerImage("i", user=(5, 5)))["Env"])
 
 
 def test_labels_go_round():
