@@ -53,7 +53,7 @@ _BUILD_TIME: Final = 315_532_800
 _LATE_MODULES: Final = (
     "os", "ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "encodings.unicode_escape",
     "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread", "_blake2",
-    "execd.pty_connection",
+    "execd.proxy", "execd.pty_connection",
 )  # fmt: skip
 
 _PACKAGES: Final = ("h11", "wsproto")

@@ -20,7 +20,7 @@ _MAX_PIPELINED_BYTES: Final = 64 * 1024
 _LINGER_BYTES: Final = 4 * 1024 * 1024
 _LINGER_SECONDS: Final = 1.0
 
-Headers = Sequence[tuple[str, str]]
+Headers = Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Exchange:
         self.request = request
         self._headers = {bytes(name): bytes(value) for name, value in request.headers}
         self._connection = connection
+        self._is_read_elsewhere = False
         self.is_started = False
 
     @property
@@ -71,6 +72,10 @@ class Exchange:
         value = self._headers.get(name.lower().encode("ascii"))
         return None if value is None else value.decode("latin-1")
 
+    def has_header(self, name: str) -> bool:
+        """Say whether a header was sent, be it empty."""
+        return name.lower().encode("ascii") in self._headers
+
     def header_values(self, name: str) -> list[str]:
         """Give all values of a header that may be repeated, in order."""
         wanted = name.lower().encode("ascii")
@@ -79,6 +84,11 @@ class Exchange:
     def has_whole_request(self) -> bool:
         """Say whether nothing of the request is outstanding; what has come of a body nobody read is dropped."""
         return self._connection.has_whole_request()
+
+    @property
+    def local_port(self) -> int | None:
+        """The TCP port that the client connected to; None for other sockets."""
+        return self._connection.local_port
 
     async def body(self, *, max_bytes: int) -> AsyncIterator[bytes]:
         """Give the body as it comes. Raises PayloadTooLargeError, RequestTimeoutError, InvalidBodyError."""
@@ -110,6 +120,23 @@ class Exchange:
         length = None if is_chunked else int(self.header("content-length") or 0)
         return RawBody(self._connection, length=length, max_bytes=max_bytes)
 
+    async def relayed_body(self) -> AsyncIterator[h11.Data | h11.EndOfMessage]:
+        """Give the body as it comes, however large and slow, and last its end with the trailers.
+
+        The response may go out meanwhile. Raises InvalidBodyError.
+        """
+        self._is_read_elsewhere = True
+        while True:
+            try:
+                event = await self._connection.next_event()
+            except h11.RemoteProtocolError as error:
+                raise InvalidBodyError(f"the body is broken: {error}") from error
+            if isinstance(event, h11.Data):
+                yield event
+            else:
+                yield event if isinstance(event, h11.EndOfMessage) else h11.EndOfMessage()
+                return
+
     async def read_body(self) -> bytes:
         """Give the whole body of a JSON route. Raises as `body`."""
         return b"".join([part async for part in self.body(max_bytes=self.limits.json_bytes)])
@@ -136,10 +163,14 @@ class Exchange:
         body = json.dumps(document, separators=(",", ":")).encode("ascii")
         await self.reply(status, body, headers=[("content-type", "application/json"), *headers])
 
-    async def start(self, status: int, headers: Headers, *, first: bytes = b"") -> None:
+    async def start(self, status: int, headers: Headers, *, first: bytes = b"", reason: bytes = b"") -> None:
         """Begin a response whose body follows by `send`; chunked unless headers hold a content-length."""
         self.is_started = True
-        await self._connection.write(self._head(status, headers), h11.Data(data=first))
+        await self._connection.write(self._head(status, headers, reason), h11.Data(data=first))
+
+    async def inform(self, status: int, headers: Headers) -> None:
+        """Send what goes before a response: 102, 103."""
+        await self._connection.write(h11.InformationalResponse(status_code=status, headers=_listed(headers)))
 
     async def send(self, data: bytes, *, patient: bool = False) -> None:
         """Send a part and wait until the client can take more.
@@ -151,23 +182,34 @@ class Exchange:
     async def upgrade(self, headers: Headers) -> ByteStream:
         """Answer 101 and leave HTTP. The request must have come whole, and have asked for it."""
         self.is_started = True
-        await self._connection.write(h11.InformationalResponse(status_code=101, headers=list(headers)))
+        await self._connection.stop_watching()
+        await self.inform(101, headers)
         return self._connection.leave_http()
 
     def abort(self) -> None:
         """Drop the connection; whoever waits in `send` gets an OSError."""
         self._connection.abort()
 
-    async def finish(self) -> None:
-        """End a response begun with `start`."""
+    async def finish(self, *, trailers: Headers = ()) -> None:
+        """End a response begun with `start`. trailers: only for one without content-length, and a body."""
         # What the client sends after the end is its next request, which the watch must not take for itself.
         await self._connection.stop_watching()
-        await self._connection.write(h11.EndOfMessage())
+        await self._connection.write(h11.EndOfMessage(headers=_listed(trailers)))
 
-    def _head(self, status: int, headers: Headers) -> h11.Response:
+    def _head(self, status: int, headers: Headers, reason: bytes = b"") -> h11.Response:
         # What is left of a body that no one wants makes the connection useless: the client must know.
-        closing = () if self._connection.has_whole_request() else (("connection", "close"),)
-        return h11.Response(status_code=status, headers=[*headers, *closing])
+        has_whole = (
+            self._connection.has_read_request
+            if self._is_read_elsewhere
+            else self._connection.has_whole_request()
+        )
+        closing = () if has_whole else (("connection", "close"),)
+        return h11.Response(status_code=status, headers=[*headers, *closing], reason=reason)
+
+
+def _listed(headers: Headers) -> Any:
+    """For h11, whose types know no sequence."""
+    return list(headers)
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -242,7 +284,12 @@ class Connection:
                     return False
             except h11.RemoteProtocolError:
                 return False
-        # A request that asks for another protocol rests in the second until it is answered.
+        return self.has_read_request
+
+    @property
+    def has_read_request(self) -> bool:
+        """Say whether the request has been read to its end."""
+        # One that asks for another protocol rests in the second state until it is answered.
         return self._http.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]  # not in __all__
 
     async def begin_raw_body(self) -> tuple[int, bytes]:
@@ -266,6 +313,12 @@ class Connection:
         self._http = _parser_behind(self._request, self.limits)
         if rest:
             self._http.receive_data(rest)
+
+    @property
+    def local_port(self) -> int | None:
+        """The TCP port of our side."""
+        name = self._writer.get_extra_info("sockname")
+        return name[1] if isinstance(name, tuple) else None
 
     def leave_http(self) -> ByteStream:
         """Hand over the connection after a 101; it is idle for `Server.stop`, since it has no end to wait for."""

@@ -5,6 +5,7 @@ import errno
 __all__ = [
     "AlreadyConnectedError",
     "BackendError",
+    "BackendMissingError",
     "BadRangeError",
     "CommandEndedError",
     "CommandMissingError",
@@ -232,9 +233,15 @@ class NotSupportedError(ExecdError):
 
 
 class BackendError(ExecdError):
-    """What listens on the port, or should, did not answer as HTTP asks."""
+    """The program on the port gave no answer that can be read."""
 
-    status, code = 502, "BACKEND_FAILED"
+    status, code = 502, "BACKEND_RESPONSE_FAILED"
+
+
+class BackendMissingError(BackendError):
+    """Nothing on the port takes connections."""
+
+    status, code = 502, "BACKEND_CONNECTION_FAILED"
 
 
 class OverloadedError(ExecdError):

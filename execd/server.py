@@ -8,7 +8,7 @@ import h11
 
 from execd.connection import Connection, Handler, Limits
 from execd.errors import OverloadedError
-from execd.streams import READ_BYTES
+from execd.streams import READ_BYTES, keep_alive
 
 __all__ = ["Server"]
 
@@ -46,6 +46,7 @@ class Server:
         task = asyncio.current_task()
         if task is None:
             return
+        keep_alive(writer)
         connection = Connection(reader, writer, self._handler, self._limits)
         self._connections[task] = connection
         try:

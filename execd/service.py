@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from execd.accounting import Accounting
 from execd.accounts import Accounts
+from execd.code_routes import CodeRoutes
 from execd.command_routes import CommandRoutes
 from execd.commands import ExecutionTable
 from execd.connection import Limits
@@ -15,6 +16,7 @@ from execd.file_routes import FileRoutes
 from execd.launch import resolve_directory
 from execd.metrics import MetricRoutes
 from execd.options import Options
+from execd.proxy_routes import RELAY_ROUTES
 from execd.pty_routes import PtyRoutes
 from execd.reaper import Reaper
 from execd.routes import Routes
@@ -64,6 +66,8 @@ class Service:
             directories.routes,
             metrics.routes,
             self._terminals.routes,
+            CodeRoutes(options).routes,
+            RELAY_ROUTES,
             access_token=options.access_token,
         )
 

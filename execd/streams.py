@@ -1,11 +1,26 @@
 """Bytes both ways on a connection that has left HTTP behind."""
 
 import asyncio
+import contextlib
+import socket
 from typing import Final
 
-__all__ = ["READ_BYTES", "ByteStream", "take_all"]
+__all__ = ["READ_BYTES", "ByteStream", "keep_alive", "take_all"]
 
 READ_BYTES: Final = 64 * 1024
+
+_PROBES: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""After a minute of silence the kernel asks whether the peer is there, and gives it up a minute later."""
+
+
+def keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Notice, on a TCP connection, a peer that vanished without a word while there is nothing to send to it."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):  # it is gone already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _PROBES.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def take_all(reader: asyncio.StreamReader) -> bytes:

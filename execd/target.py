@@ -2,10 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from execd.errors import InvalidQueryError, MissingQueryError
 
-__all__ = ["Target", "parse_target", "percent_encode"]
+__all__ = ["RELAY_PREFIX", "Target", "parse_target", "percent_encode"]
+
+RELAY_PREFIX: Final = b"/proxy/"
 
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -48,10 +51,15 @@ class Target:
 
 
 def parse_target(raw: bytes) -> Target:
-    """Decode an origin-form target. Raises InvalidQueryError for anything else and for broken escapes."""
+    """Decode an origin-form target. Raises InvalidQueryError for anything else and for broken escapes.
+
+    What is to be relayed is for others to understand: its path is given undecoded, without a query.
+    """
     if not raw.startswith(b"/"):
         raise InvalidQueryError("the request target is not a path")
     path, _, query = raw.partition(b"?")
+    if path.startswith(RELAY_PREFIX):
+        return Target(path.decode("latin-1"), {}, raw)
     parameters: dict[str, list[str]] = {}
     for pair in query.split(b"&"):
         if pair:

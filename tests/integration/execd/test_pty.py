@@ -192,7 +192,7 @@ def test_a_handshake_that_fails_takes_nothing_over(execd: RunningExecd) -> None:
     with attached(execd, session) as client:
         client.frame("connected")
         path = f"/pty/{session}/ws?takeover=1"
-        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
         key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="
         rests = (
             f"Sec-WebSocket-Version: 12\r\n{key}",

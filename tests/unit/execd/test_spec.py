@@ -30,9 +30,8 @@ def methods_of(path: str) -> set[str]:
     reference = re.search(r'^    \$ref: "#/paths/(\S+)"$', text, re.MULTILINE)
     if reference:
         return methods_of(reference[1].replace("~1", "/"))
-    return {
-        method.upper() for method in re.findall(r"^    (get|post|put|delete|patch):$", text, re.MULTILINE)
-    }
+    methods = re.findall(r"^    (get|post|put|delete|patch|x-any-method):$", text, re.MULTILINE)
+    return {"*" if method == "x-any-method" else method.upper() for method in methods}
 
 
 def test_the_routes_are_those_of_the_daemon() -> None:

@@ -1,0 +1,71 @@
+"""The other end of a relay: one HTTP request to a program of this sandbox."""
+
+import asyncio
+from typing import Final
+
+import h11
+
+from execd.errors import BackendError, BackendMissingError
+from execd.streams import READ_BYTES, ByteStream, keep_alive
+
+__all__ = ["Backend"]
+
+_CONNECT_SECONDS: Final = 10.0
+_MAX_HEADER_BYTES: Final = 64 * 1024
+_HEAD_READ_BYTES: Final = 16 * 1024
+_ADDRESSES: Final = ("127.0.0.1", "::1")
+"""The second for programs that take "localhost" for it and listen nowhere else."""
+
+
+class Backend:
+    """A connection of its own for one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
+
+    @classmethod
+    async def connect(cls, port: int) -> "Backend":
+        """Connect to a port of this host. Raises BackendMissingError."""
+        reason = ""
+        for address in _ADDRESSES:
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    reader, writer = await asyncio.open_connection(address, port, limit=READ_BYTES)
+            except TimeoutError:
+                reason = reason or f"no answer within {_CONNECT_SECONDS:.0f} s"
+            except OSError as error:
+                reason = reason or error.strerror or str(error)
+            else:
+                keep_alive(writer)
+                return cls(reader, writer)
+        raise BackendMissingError(f"port {port}: {reason}")
+
+    async def send(self, event: h11.Event) -> None:
+        """Send a part of the request and wait until more can be taken, however long. Raises OSError."""
+        self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    async def next_event(self) -> h11.Event:
+        """Give the next event of the response. Raises BackendError if it breaks off or is no HTTP."""
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                # h11 limits only heads that have not come whole: small reads until they have.
+                size = READ_BYTES if self._http.their_state is h11.SEND_BODY else _HEAD_READ_BYTES
+                self._http.receive_data(await self._reader.read(size))
+        except h11.RemoteProtocolError as error:
+            raise BackendError(f"the answer is broken: {error}") from error
+        except OSError as error:
+            raise BackendError(f"the answer breaks off: {error.strerror or error}") from error
+        if isinstance(event, h11.Event):
+            return event
+        raise BackendError("the answer has an end that was not asked for")
+
+    def leave_http(self) -> ByteStream:
+        """Hand over the connection after a 101."""
+        return ByteStream(self._reader, self._writer, self._http.trailing_data[0])
+
+    def abort(self) -> None:
+        """Close at once; whoever waits gets a BackendError."""
+        self._writer.transport.abort()
