@@ -10,7 +10,7 @@ from execd.connection import Exchange
 from execd.errors import BackendError, ExecdError, MethodNotAllowedError
 from execd.proxy_backend import Backend
 from execd.proxy_headers import has_token, kept_headers, request_headers, response_headers, split_target
-from execd.streams import ByteStream
+from execd.streams import ByteStream, SocketStream
 
 __all__ = ["relay"]
 
@@ -41,7 +41,7 @@ async def relay(exchange: Exchange) -> None:
             await backend.send(outgoing)
         await relaying.run()
     finally:
-        backend.abort()
+        backend.close()
 
 
 class _Relaying:
@@ -131,7 +131,7 @@ class _Relaying:
             await asyncio.wait(pumps)
 
 
-async def _pump(source: ByteStream, sink: ByteStream) -> None:
+async def _pump(source: ByteStream | SocketStream, sink: ByteStream | SocketStream) -> None:
     """Carry one direction to its end, and pass that on too."""
     while data := await source.read():
         await sink.write(data)

@@ -46,7 +46,7 @@ class Server:
         task = asyncio.current_task()
         if task is None:
             return
-        keep_alive(writer)
+        keep_alive(writer.get_extra_info("socket"))
         connection = Connection(reader, writer, self._handler, self._limits)
         self._connections[task] = connection
         try:

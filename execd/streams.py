@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["READ_BYTES", "ByteStream", "keep_alive", "take_all"]
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
+
+__all__ = ["READ_BYTES", "ByteStream", "SocketStream", "keep_alive", "take_all"]
 
 READ_BYTES: Final = 64 * 1024
 
@@ -13,9 +16,8 @@ _PROBES: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_
 """After a minute of silence the kernel asks whether the peer is there, and gives it up a minute later."""
 
 
-def keep_alive(writer: asyncio.StreamWriter) -> None:
+def keep_alive(connection: "socket.socket | TransportSocket | None") -> None:
     """Notice, on a TCP connection, a peer that vanished without a word while there is nothing to send to it."""
-    connection = writer.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):  # it is gone already
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -67,3 +69,45 @@ class ByteStream:
     def abort(self) -> None:
         """Close without sending what is buffered; whoever reads or writes gets the end or an OSError."""
         self._writer.transport.abort()
+
+
+class SocketStream:
+    """The same on a bare socket.
+
+    Here a write that fails does not take with it what is still to be read, as the transports of asyncio do: a program
+    that refuses a body and closes has often said why before.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """connection: non-blocking, owned from now on."""
+        self._socket = connection
+        self._received = b""
+
+    def push_back(self, data: bytes) -> None:
+        """Let these bytes be read next."""
+        self._received = data + self._received
+
+    async def read(self, size: int = READ_BYTES) -> bytes:
+        """Give what has come, at most `size` bytes if none were pushed back; empty at the end. Raises OSError."""
+        if self._received:
+            data, self._received = self._received, b""
+            return data
+        return await asyncio.get_running_loop().sock_recv(self._socket, size)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it, however long that takes. Raises OSError."""
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    def write_eof(self) -> None:
+        """End our direction; the other goes on."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def abort(self) -> None:
+        """End both directions; whoever reads or writes gets the end or an OSError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the socket. Nobody may be reading or writing any more."""
+        self._socket.close()
