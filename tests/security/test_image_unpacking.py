@@ -48,7 +48,7 @@ def as_root(request):
 
 @pytest.fixture
 def store(tmp_path, as_root):
-    return ImageStore(tmp_path / "store", as_root=as_root, limits=SMALL_LIMITS)
+    return ImageStore(tmp_path / "store", as_root=as_root, limits=SMALL_LIMITS, is_durable=False)
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ _MEASURE = """
 import sys
 from pathlib import Path
 from runtimes.local.images import ImageStore
-ImageStore(Path(sys.argv[1]), as_root=False).import_archive(Path(sys.argv[2]), name="x")
+ImageStore(Path(sys.argv[1]), as_root=False, is_durable=False).import_archive(Path(sys.argv[2]), name="x")
 print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
 """
 

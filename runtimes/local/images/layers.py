@@ -47,8 +47,9 @@ class LayerStore:
     as containerd does it: what a folder that the archive only implies looks like depends on the layers below.
     """
 
-    def __init__(self, folder: Path, limits: ImageLimits, *, as_root: bool) -> None:
-        """folder: the store's."""
+    def __init__(self, folder: Path, limits: ImageLimits, *, as_root: bool, is_durable: bool) -> None:
+        """folder: the store's. is_durable: see `ImageStore`."""
+        self._is_durable = is_durable
         self._folder = folder
         self._limits = limits
         self._as_root = as_root
@@ -119,7 +120,7 @@ class LayerStore:
             for chain in chains:
                 check_space(draft, self._limits)
                 merge_layer(self._root(chain), self.record(chain), draft / _ROOT)
-            _sync(draft)
+            self._sync(draft)
             draft.rename(target)
 
     def _root(self, chain: str) -> Path:
@@ -155,13 +156,24 @@ class LayerStore:
         chain = _chain_id(below, record.diff_id)
         workspace.pin(chain)
         # Nothing of a layer may be missing after a loss of power: it is looked at by its name alone from here on.
-        _sync(draft)
+        self._sync(draft)
         try:
             draft.rename(self._folder / "layers" / chain)
         except OSError:
             if not self.has(chain):
                 raise
         return chain
+
+    def _sync(self, folder: Path) -> None:
+        """Write all of the folder's file system to disk: one call for many files."""
+        if not self._is_durable:
+            return
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
+                raise OSError(ctypes.get_errno(), f"syncfs {folder}")
+        finally:
+            os.close(handle)
 
 
 def _chain_id(below: Sequence[str], diff_id: str) -> str:
@@ -175,13 +187,3 @@ def _check(what: str, expected: object, found: object) -> None:
         raise BadImageError(
             f"a layer has the {what} {found}, not {expected} as the image says: it is damaged"
         )
-
-
-def _sync(folder: Path) -> None:
-    """Write all of the folder's file system to disk: one call for many files."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
-            raise OSError(ctypes.get_errno(), f"syncfs {folder}")
-    finally:
-        os.close(handle)

@@ -54,11 +54,14 @@ class ImageStore:
         as_root: bool,
         limits: ImageLimits = DEFAULT_LIMITS,
         docker_config: Path | None = None,
+        is_durable: bool = True,
     ) -> None:
         """folder: made if missing, for its owner only: images hold set-user-id programs of other people.
 
         as_root: layers are kept apart with the owners of the image, for overlay mounted by root; else each image is
         one folder owned by this user. docker_config: Docker's `config.json` with saved credentials of registries.
+        is_durable: layers reach the disk before they are seen, as a loss of power demands; False for stores that are
+        thrown away.
         Touches nothing yet.
         """
         self._folder = folder
@@ -66,7 +69,7 @@ class ImageStore:
         self._limits = limits
         self._docker_config = docker_config
         self._lock = folder / "lock"
-        self._layers = LayerStore(folder, limits, as_root=as_root)
+        self._layers = LayerStore(folder, limits, as_root=as_root, is_durable=is_durable)
         self._leases = Leases(folder / "leases")
         self._is_ready = False
 

@@ -31,7 +31,9 @@ UPPER = tar(file("etc/passwd", b"upper"), file("etc/.wh.gone"), file("opaque/.wh
 @pytest.fixture(params=KINDS)
 def layers(request, tmp_path):
     layout = Layout(tmp_path / "layout")
-    store = ImageStore(tmp_path / "store", as_root=request.param, limits=ImageLimits(reserve_bytes=1 << 20))
+    store = ImageStore(
+        tmp_path / "store", as_root=request.param, limits=ImageLimits(reserve_bytes=1 << 20), is_durable=False
+    )
     return store.import_archive(layout.index(layout.manifest(LOWER, UPPER)), name="x").layers
 
 

@@ -66,7 +66,9 @@ def no_pauses(monkeypatch):
 
 
 def make_store(tmp_path, **more):
-    return ImageStore(tmp_path / "store", as_root=False, limits=ImageLimits(reserve_bytes=1 << 20), **more)
+    return ImageStore(
+        tmp_path / "store", as_root=False, limits=ImageLimits(reserve_bytes=1 << 20), **more, is_durable=False
+    )
 
 
 def name_at(registry, tail: str = "") -> str:
@@ -280,7 +282,10 @@ def test_manifest_that_is_not_of_the_digest_is_refused(store, registry, layout):
 
 def test_documents_that_never_end_are_refused(tmp_path, registry):
     store = ImageStore(
-        tmp_path / "s", as_root=False, limits=ImageLimits(reserve_bytes=0, max_json_bytes=1000)
+        tmp_path / "s",
+        as_root=False,
+        limits=ImageLimits(reserve_bytes=0, max_json_bytes=1000),
+        is_durable=False,
     )
     registry.faults = [lambda handler: handler.answer(200, b" " * 2000) or True]
     with pytest.raises(BadImageError, match="larger than 1000"):
@@ -576,7 +581,9 @@ def test_manifest_of_something_else_is_refused(store, registry, document, messag
 
 
 def test_image_that_does_not_fit_on_the_disk_is_not_fetched(tmp_path, registry):
-    store = ImageStore(tmp_path / "s", as_root=False, limits=ImageLimits(reserve_bytes=1 << 60))
+    store = ImageStore(
+        tmp_path / "s", as_root=False, limits=ImageLimits(reserve_bytes=1 << 60), is_durable=False
+    )
     with pytest.raises(ImageStoreFullError, match="MiB are free"):
         store.pull(name_at(registry))
     assert all(blob_size_of(registry, path) < 100_000 for path in registry.seen if "/blobs/" in path)
@@ -590,7 +597,7 @@ _PULL = """
 import sys
 from pathlib import Path
 from runtimes.local.images import ImageStore, ImageLimits
-store = ImageStore(Path(sys.argv[1]), as_root=False, limits=ImageLimits(reserve_bytes=1 << 20))
+store = ImageStore(Path(sys.argv[1]), as_root=False, limits=ImageLimits(reserve_bytes=1 << 20), is_durable=False)
 store.pull(sys.argv[2])
 """
 

@@ -16,7 +16,7 @@ from core.errors import (
     RuntimeUnavailableError,
     SpecInvalidError,
 )
-from runtimes.local.images import ImageLimits, ImageStore
+from runtimes.local.images import ImageLimits, ImageStore, unpacking
 from tests.support.image_archives import (
     Layout,
     docker_archive,
@@ -60,7 +60,9 @@ def as_root(request):
 
 @pytest.fixture
 def store(tmp_path, as_root):
-    return ImageStore(tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 20))
+    return ImageStore(
+        tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 20), is_durable=False
+    )
 
 
 @pytest.fixture
@@ -170,7 +172,9 @@ def test_folder_that_only_hides_hides(store, layout, as_root):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_overlay_shows_what_the_image_is(tmp_path, layout):
-    store = ImageStore(tmp_path / "store", as_root=True, limits=ImageLimits(reserve_bytes=1 << 20))
+    store = ImageStore(
+        tmp_path / "store", as_root=True, limits=ImageLimits(reserve_bytes=1 << 20), is_durable=False
+    )
     over = tar(file(".wh.lib"), file("data/.wh..wh..opq"), file("etc/.wh.old"), file("tmp/new", b"new"))
     image = import_layers(store, layout, BASE, over, tar(folder("lib"), file("lib/a", b"1")))
     (tmp_path / "mnt").mkdir()
@@ -445,15 +449,43 @@ def test_what_is_no_image_is_refused(store, tmp_path, spoil):
 
 
 def test_full_disk_is_said_before_anything_is_unpacked(tmp_path, layout, as_root):
-    store = ImageStore(tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 60))
+    store = ImageStore(
+        tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 60), is_durable=False
+    )
     with pytest.raises(ImageStoreFullError, match="remove images"):
         import_layers(store, layout, BASE)
     assert leftovers(store) == []
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 8 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize(
+    ("reserve_bytes", "size"), [(4 << 20, 6 << 20), (0, 9 << 20)], ids=["reserve", "all"]
+)
+def test_disk_that_fills_up_meanwhile_ends_the_import(small_disk, layout, monkeypatch, reserve_bytes, size):
+    monkeypatch.setattr(unpacking, "_SPACE_CHECK_BYTES", 100_000)
+    store = ImageStore(small_disk, as_root=True, limits=ImageLimits(reserve_bytes=reserve_bytes))
+    # Compressed it is small, so that it seems to fit at first.
+    with pytest.raises(ImageStoreFullError, match="remove images"):
+        import_layers(store, layout, tar(file("a", bytes(size))))
+    assert leftovers(store) == []
+    assert import_layers(store, layout, tar(file("a", bytes(1 << 20)))).size_bytes == 1 << 20
+
+
 def test_image_is_still_removed_from_a_full_disk(store, layout, tmp_path, as_root):
     import_layers(store, layout, BASE)
-    full = ImageStore(tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 60))
+    full = ImageStore(
+        tmp_path / "store", as_root=as_root, limits=ImageLimits(reserve_bytes=1 << 60), is_durable=False
+    )
     full.remove("tools:1")
     assert leftovers(full) == []
 
@@ -462,7 +494,7 @@ def test_image_is_still_removed_from_a_full_disk(store, layout, tmp_path, as_roo
 def test_store_of_another_kind_is_refused(store, layout, tmp_path, as_root):
     import_layers(store, layout, BASE)
     with pytest.raises(RuntimeUnavailableError, match="made by another release, or by"):
-        ImageStore(tmp_path / "store", as_root=not as_root).list()
+        ImageStore(tmp_path / "store", as_root=not as_root, is_durable=False).list()
 
 
 def test_store_is_closed_to_other_users(store, layout):
@@ -503,9 +535,10 @@ from runtimes.local.images import ImageStore, ImageLimits
 from runtimes.local.images import layers
 def die(*arguments, **more):
     os.kill(os.getpid(), 9)
-setattr(layers, sys.argv[4], die)
+setattr(layers.LayerStore if sys.argv[4] == "_sync" else layers, sys.argv[4], die)
 limits = ImageLimits(reserve_bytes=1 << 20)
-ImageStore(Path(sys.argv[1]), as_root=sys.argv[2] == "True", limits=limits).import_archive(Path(sys.argv[3]), name="x")
+store = ImageStore(Path(sys.argv[1]), as_root=sys.argv[2] == "True", limits=limits, is_durable=False)
+store.import_archive(Path(sys.argv[3]), name="x")
 """
 
 
