@@ -26,6 +26,7 @@ WINDOW_BYTES: Final = 32 * 1024
 _READ_BYTES: Final = 32 * 1024
 """A read of bare newlines becomes 40 times its size in frames; this bounds that to about a megabyte."""
 
+_SHORTEST_PAUSE_SECONDS: Final = 0.005
 _DEFAULT_PIPE_BYTES: Final = 64 * 1024
 
 
@@ -40,7 +41,8 @@ class Position(Protocol):
 class Pace:
     """Shares out how fast commands without a waiting client are read: all of them together get a fixed rate."""
 
-    def __init__(self, *, bytes_per_second: float = 128 * 1024 * 1024) -> None:
+    def __init__(self, *, bytes_per_second: float = 64 * 1024 * 1024) -> None:
+        """The rate by default is a fifth of a processor's time, for this process."""
         self._rate = bytes_per_second
         self._free_at = 0.0
 
@@ -48,7 +50,9 @@ class Pace:
         """Say how many seconds to pause after a read of `count` bytes."""
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + count / self._rate
-        return self._free_at - now
+        # Timers are late by a millisecond or more: many short pauses would make a rate of their own.
+        pause = self._free_at - now
+        return pause if pause > _SHORTEST_PAUSE_SECONDS else 0.0
 
 
 class _Pipe:

@@ -27,7 +27,7 @@ from opensandbox.models.sandboxes import SandboxEndpoint
 from opensandbox.sync.adapters.factory import AdapterFactorySync
 from opensandbox.sync.services import CommandsSync, FilesystemSync
 
-from tests.support.execd import RunningExecd, running_execd
+from tests.support.execd import RunningExecd, running_execd, wait_for
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "through the server proxy"])
@@ -108,6 +108,43 @@ def test_interrupt(commands: CommandsSync) -> None:
     assert results[0].error is not None  # type: ignore[attr-defined]
     with pytest.raises(SandboxApiException):
         commands.interrupt(ids[0])
+
+
+def test_background_commands(commands: CommandsSync) -> None:
+    execution = commands.run("echo one; sleep 0.3; echo two; exit 5", opts=RunCommandOpts(background=True))
+    assert execution.id is not None
+    assert (execution.exit_code, execution.error) == (None, None)
+    running = commands.get_command_status(execution.id)
+    assert (running.running, running.exit_code, running.finished_at) == (True, None, None)
+    ended = wait_for(lambda: not (found := commands.get_command_status(execution.id or "")).running and found)
+    assert (ended.id, ended.exit_code, ended.error) == (execution.id, 5, "exit status 5")
+    assert ended.finished_at > ended.started_at
+    logs = commands.get_background_command_logs(execution.id)
+    assert (logs.content, logs.cursor) == ("one\ntwo\n", 8)
+    assert commands.get_background_command_logs(execution.id, cursor=4).content == "two\n"
+    with pytest.raises(SandboxApiException) as missing:
+        commands.get_command_status("0" * 32)
+    assert missing.value.status_code == 404
+
+
+def test_sessions(commands: CommandsSync, tmp_path: Path) -> None:
+    session_id = commands.create_session(working_directory=str(tmp_path))
+    first = commands.run_in_session(session_id, "export A=1; B=2; pwd; echo err >&2; cd /")
+    assert (first.id, first.exit_code) == (session_id, 0)
+    assert first.text == f"{tmp_path}\nerr"
+    assert commands.run_in_session(session_id, "echo $A $B; pwd").text == "1 2\n/"
+    assert commands.run_in_session(session_id, "pwd", working_directory="/usr").text == "/usr"
+    failed = commands.run_in_session(session_id, "exit 3")
+    assert (failed.exit_code, failed.error and failed.error.name) == (3, "CommandExecError")
+    late = commands.run_in_session(session_id, "sleep 9", timeout=timedelta(milliseconds=200))
+    assert late.error is not None
+    assert commands.run_in_session(session_id, "echo $A").text == "1"
+    commands.delete_session(session_id)
+    with pytest.raises(SandboxApiException):
+        commands.run_in_session(session_id, "true")
+    with pytest.raises(SandboxApiException) as missing:
+        commands.delete_session(session_id)
+    assert missing.value.status_code == 404
 
 
 @pytest.mark.parametrize("value", ["plain", "two\nlines", 'it\'s "quoted" \\ back\tslash', "$HOME", ""])
