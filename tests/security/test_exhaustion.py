@@ -156,6 +156,16 @@ def test_number_of_files_stops_at_its_limit(real_kind):
         assert box.sh("rm /tmp/f*; echo x > /tmp/again; cat /tmp/again").out == "x\n"
 
 
+@pytest.mark.skipif(not is_root(), reason="an ordinary user's sandboxes share what that user may have")
+def test_what_the_kernel_counts_by_user_is_not_shared(real_kind):
+    """T23: one sandbox takes all the inotify instances of its user; its neighbour still gets some."""
+    with real_kind.box() as greedy, real_kind.box() as neighbour:
+        command = probes.probe(greedy, "inotify_instances", "stay")
+        with background(greedy, command, until=b"\n") as taking:
+            assert int(taking.seen) > 0
+            assert probes.find(neighbour, "inotify_instances") > 0
+
+
 @needs_cgroups
 def test_spinning_on_every_processor_is_throttled(real_kind):
     """T20: eight programs that never rest get what the sandbox has, and execd still answers."""

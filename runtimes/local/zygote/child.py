@@ -81,7 +81,7 @@ class Child:
             os.umask(0o022)
             os.chdir(order.plan.workdir)
             if "user" in order.plan.namespaces:
-                self._enter_user_namespace(may_nest=order.plan.nested_user_namespaces)
+                self._enter_user_namespace(order.first_id, may_nest=order.plan.nested_user_namespaces)
             linux.drop_privileges(order.plan.uid, order.plan.gid, [])
             # A change of user makes the kernel forget it.
             _die_with_parent(self._parent_lives)
@@ -97,10 +97,15 @@ class Child:
             sys.stderr.flush()
             os._exit(status)
 
-    def _enter_user_namespace(self, *, may_nest: bool) -> None:
-        """Have ids of one's own. Only the parent, who stays outside, may say which they are."""
+    def _enter_user_namespace(self, owner: int, *, may_nest: bool) -> None:
+        """Have ids of one's own. Only the parent, who stays outside, may say which they are.
+
+        owner: a host id that is this sandbox's alone. What is counted by user within a namespace is counted for its
+        owner, too: root's share of inotify instances, for one, would be used up for all sandboxes by one.
+        """
         # /proc/sys is read-only in the sandbox: another view of it, for this one process, is not.
         settings = linux.new_mount("proc", {}, 0)
+        os.seteuid(owner)
         linux.unshare(linux.CLONE_NEWUSER)
         if not may_nest:
             _forbid_user_namespaces(settings)
