@@ -98,17 +98,19 @@ def build_bundle(out: Path) -> None:
 
 
 def bundle_digest() -> str:
-    """Hex digest of all that goes into the bundle, cheap enough to ask at every start: a name for a cached build."""
+    """Hex digest of all that goes into the bundle, cheap enough to ask at every start: a name for a cached build.
+
+    A new C library or interpreter, such as a security update brings, gives a new name. Raises BundleError.
+    """
     interpreter = _base_interpreter()
-    status = interpreter.stat()
-    facts = [
-        sys.version,
-        platform.machine(),
-        os.confstr("CS_GNU_LIBC_VERSION") or "",
-        str(interpreter),
-        str(status.st_size),
-        str(status.st_mtime_ns),
-    ]
+    try:
+        loader = program_interpreter(interpreter)
+        binaries = [interpreter, loader, *sorted(needed_libraries(interpreter, loader).values())]
+        states = [(path, path.stat()) for path in binaries]
+    except (OSError, ElfError, subprocess.SubprocessError) as error:
+        raise BundleError(f"cannot look into {interpreter}: {error}") from error
+    facts = [sys.version, platform.machine(), str(shutil.which("strip") is not None)]
+    facts += [f"{path}:{status.st_size}:{status.st_mtime_ns}" for path, status in states]
     digest = hashlib.sha256("\0".join(facts).encode())
     folders = [Path(__file__).parent, *map(_package_folder, _PACKAGES)]
     for source in [source for folder in folders for source in _sources(folder)]:

@@ -151,6 +151,17 @@ def test_the_digest_is_stable_and_follows_the_sources(tmp_path: Path) -> None:
     assert same == bundle_digest() != other
 
 
+def test_the_digest_follows_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C library that an update replaced, under the same version, makes a new bundle."""
+    library = tmp_path / "libc.so.6"
+    library.write_bytes(b"old")
+    monkeypatch.setattr("execd.bundle.needed_libraries", lambda *_: {"libc.so.6": library})
+    before = bundle_digest()
+    assert bundle_digest() == before
+    library.write_bytes(b"newer")
+    assert bundle_digest() != before
+
+
 def test_it_needs_no_environment(bundle: Path, tmp_path: Path) -> None:
     with running_execd(bundle, tmp_path, env={}) as execd:
         names = {
