@@ -165,6 +165,25 @@ def test_pulls_of_one_image_at_once_fetch_each_layer_once(store, registry):
     assert count(registry, "/blobs/") == 4 + 2, "four configs, two layers"
 
 
+def test_layers_of_a_pull_under_way_are_not_collected(store, registry):
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def stall(handler) -> bool:
+        if "/blobs/" in handler.path and is_small_layer(handler):
+            waits.set()
+            goes_on.wait(20)
+        return False
+
+    registry.faults = [stall]
+    thread = threading.Thread(target=store.pull, args=(name_at(registry),))
+    thread.start()
+    assert waits.wait(20)
+    store.collect()
+    goes_on.set()
+    thread.join()
+    assert (store.find(name_at(registry)).layers[0] / "large").exists()
+
+
 def test_transfer_that_breaks_off_goes_on_where_it_was(store, registry):
     registry.faults = [once(cut)]
     image = store.pull(name_at(registry))
