@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from core.errors import BadImageError
-from runtimes.local.images.blobs import Blobs, FolderBlobs, TarBlobs, plain_name, read_small
+from runtimes.local.images.blobs import Blobs, FolderBlobs, TarBlobs, plain_name, read_small, seeking_reader
 from runtimes.local.images.decompression import HashingSource, UnpackedSource, open_unpacked
 from runtimes.local.images.layers import LayerSource
 from runtimes.local.images.limits import ImageLimits
@@ -70,7 +70,8 @@ def open_archive(
     with file:
         packed = HashingSource(file)
         unpacked = open_unpacked(file, packed, limits)
-        is_rootfs = _is_rootfs(unpacked)
+        reader = TarReader(unpacked) if unpacked.is_compressed else seeking_reader(file)
+        is_rootfs = _is_rootfs(reader)
         file.seek(0)
         if is_rootfs:
             yield ImageSource(None, [LayerSource(open=lambda: _rewound(file))])
@@ -88,10 +89,10 @@ def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
     yield file
 
 
-def _is_rootfs(source: UnpackedSource) -> bool:
+def _is_rootfs(reader: TarReader) -> bool:
     """Look at names until one is not of an image archive: for root file systems that is the first or second."""
     names: set[str] = set()
-    for entry in TarReader(source):
+    for entry in reader:
         name = plain_name(entry.name)
         if not _ARCHIVE_NAMES.fullmatch(name if name != "." else ""):
             return True

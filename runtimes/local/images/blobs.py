@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol, cast
 from core.errors import BadImageError
 from runtimes.local.images.tar_stream import TarEntry, TarKind, TarReader
 
-__all__ = ["Blobs", "FolderBlobs", "TarBlobs", "plain_name", "read_small"]
+__all__ = ["Blobs", "FolderBlobs", "TarBlobs", "plain_name", "read_small", "seeking_reader"]
 
 _MAX_FILES = 10_000
 _MAX_LINKS = 8
@@ -70,7 +70,7 @@ class TarBlobs:
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         file.seek(0)
-        for entry in TarReader(file, skip=lambda size: file.seek(size, os.SEEK_CUR)):
+        for entry in seeking_reader(file):
             self._note(entry)
 
     def _note(self, entry: TarEntry) -> None:
@@ -130,6 +130,11 @@ class _Part:
     def seek(self, offset: int, /) -> int:
         self._at = offset
         return offset
+
+
+def seeking_reader(file: BinaryIO) -> TarReader:
+    """Read the headers of an unpacked tar without its content, which may end too early."""
+    return TarReader(file, skip=lambda size: file.seek(size, os.SEEK_CUR))
 
 
 def plain_name(name: bytes) -> str:

@@ -154,6 +154,7 @@ def test_one_failed_checker_fails_the_check_and_the_others_still_run(copy, check
     [
         (["up", "--port", "0"], "python -P -m launcher.cli up --port 0"),
         (["doctor"], "python -P -m launcher.cli doctor"),
+        (["image", "pull", "a b"], "python -P -m launcher.cli image pull a b"),
         (["demo", "--json"], "python -P -m examples.swe_eval --json"),
         (["test", "-k", "two words"], "python -m pytest -k two words"),
         (["bench"], "python -P -m benchmarks"),
