@@ -12,7 +12,7 @@ from execd.envs import CommandEnvironment
 from execd.errors import CommandMissingError, NotRunningError, TooManyCommandsError
 from execd.execution import EndReason, Execution, new_execution_id
 from execd.families import Families
-from execd.launch import Launched, ShellStart, StartFailedError, launch
+from execd.launch import Launched, ShellStart, StartFailedError, launch, start_failure
 from execd.outputs import OutputBudget, OutputLog
 from execd.processes import Origin, adopted_by, descendants_of, kill_until_gone
 from execd.pump import Pace, Pump
@@ -29,6 +29,9 @@ DEFAULT_GRACE_SECONDS: Final = 3.0
 
 MAX_RUNNING: Final = 128
 """What the logs must keep of each of them at any rate is within the room for all."""
+
+MAX_INPUT_BYTES: Final = 32 * 1024 * 1024
+"""Of all commands together: what is to be fed to them is in memory until they take it."""
 
 MAX_ENDED: Final = 1024
 """About two kilobytes each, without output."""
@@ -61,6 +64,7 @@ class ExecutionTable:
         self._splits_at_cr = splits_at_cr
         self._running: dict[str, Execution] = {}
         self._ended: dict[str, Execution] = {}
+        self._input_bytes = 0
         self._budget = OutputBudget()
         self._pace = Pace()
         self._detached = DetachedOutputs()
@@ -79,8 +83,7 @@ class ExecutionTable:
         prepare: takes the environment, which it may change, and gives the shell to start; raises OSError.
         Raises InvalidBodyError, TooManyCommandsError; nothing is left then.
         """
-        if len(self._running) >= self._max_running:
-            raise TooManyCommandsError(f"{self._max_running} commands are running already")
+        self._check_room(request)
         execution_id = new_execution_id()
         env = self._environment.compose(request.envs, execution_id=execution_id)
         predecessors = adopted_by(os.getpid())
@@ -90,7 +93,8 @@ class ExecutionTable:
             launched = launch(request, env, self._accounts, shell=shell)
         except (StartFailedError, OSError) as error:
             execution = self._new_execution(execution_id, request, session_id)
-            execution.fail_to_start(str(error))
+            kind = start_failure(error) if isinstance(error, OSError) else error.kind
+            execution.fail_to_start(str(error), kind)
             self._remember(execution)
             return execution
         execution = self._new_execution(execution_id, request, session_id)
@@ -167,12 +171,26 @@ class ExecutionTable:
         )
         execution.begin(launched, origin, self._families, self.spawn, pump)
         if launched.stdin_fd is not None:
-            feeder = StdinFeeder(launched.stdin_fd, request.stdin or b"")
-            self.spawn(feeder.run(until=execution.exited))
+            self.spawn(self._feed(launched.stdin_fd, request.stdin or b"", execution))
         if request.timeout_ms is not None:
             # A timer of its own: a reader that does not read must not keep a command alive.
             self.spawn(_enforce_timeout(execution, request.timeout_ms / 1000))
         return self.spawn(pump.run())
+
+    def _check_room(self, request: CommandRequest) -> None:
+        if len(self._running) >= self._max_running:
+            raise TooManyCommandsError(f"{self._max_running} commands are running already")
+        if self._input_bytes + len(request.stdin or b"") > MAX_INPUT_BYTES:
+            raise TooManyCommandsError(
+                f"stdin: {self._input_bytes} bytes wait for commands that do not read them"
+            )
+
+    async def _feed(self, fd: int, data: bytes, execution: Execution) -> None:
+        self._input_bytes += len(data)
+        try:
+            await StdinFeeder(fd, data).run(until=execution.exited)
+        finally:
+            self._input_bytes -= len(data)
 
     async def _supervise(
         self, execution: Execution, origin: Origin, pumping: asyncio.Task[None], oom_kills: int | None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from execd.events import now_ms
 from execd.families import Families
-from execd.launch import Launched
+from execd.launch import Launched, StartFailure
 from execd.outputs import OutputLog
 from execd.processes import Origin, ProcessTable, belonging_to, kill_until_gone, list_processes, send_signal
 from execd.pump import Position, Pump
@@ -59,8 +59,8 @@ class Execution:
 
     log: what it wrote. exited: set when the main process ended, or when not even SIGKILL could end it (status is None
     then). finished: set when its output is in the log, too. remaining_processes: how many outlived it, known then.
-    start_error: why it could not be started. state_saved: whether its session goes on from where it ended.
-    on_finish: called before readers hear of the end. on_release: called once when it has finished and its client left.
+    start_error, start_failure: why it could not be started, in words and of what kind. state_saved: whether its
+    session goes on from where it ended. on_finish: called before readers hear of the end. on_release: called once when it has finished and its client left.
     """
 
     __slots__ = (
@@ -87,6 +87,7 @@ class Execution:
         "remaining_processes",
         "session_id",
         "start_error",
+        "start_failure",
         "started_at_ms",
         "state_saved",
         "status",
@@ -106,6 +107,7 @@ class Execution:
         self.status: int | None = None
         self.ended_by: EndReason | None = None
         self.start_error: str | None = None
+        self.start_failure: StartFailure | None = None
         self.oom_killed = False
         self.remaining_processes: int | None = None
         self.exited = asyncio.Event()
@@ -157,9 +159,10 @@ class Execution:
         self._pump = pump
         self._spawn = spawn
 
-    def fail_to_start(self, message: str) -> None:
+    def fail_to_start(self, message: str, kind: StartFailure) -> None:
         """End before the beginning."""
         self.start_error = message
+        self.start_failure = kind
         self.remaining_processes = 0
         self.finished_at_ms = now_ms()
         self.exited.set()

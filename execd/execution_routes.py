@@ -168,6 +168,7 @@ def status_document(execution: Execution, *, max_content: int | None = None) -> 
         "background": execution.is_background,
         "session_id": execution.session_id,
         "reason": None if is_running else execution.reason,
+        "start_failure": execution.start_failure,
         "signal": execution.signal,
         "duration_ms": execution.duration_ms,
         "stdout_bytes": output.total("stdout"),

@@ -7,6 +7,7 @@ import stat
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from execd.accounts import Accounts
@@ -15,7 +16,16 @@ from execd.errors import InvalidBodyError
 from execd.processes import process_start
 from execd.requests import CommandRequest
 
-__all__ = ["Launched", "ShellStart", "StartFailedError", "find_shell", "launch", "resolve_directory"]
+__all__ = [
+    "Launched",
+    "ShellStart",
+    "StartFailedError",
+    "StartFailure",
+    "find_shell",
+    "launch",
+    "resolve_directory",
+    "start_failure",
+]
 
 _MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 """The kernel's MAX_ARG_STRLEN without the final NUL; a longer script goes through a file in memory."""
@@ -26,8 +36,42 @@ _TIOCSCTTY: Final = 0x540E
 """The same on every architecture of Linux that this runs on; `termios` would have to be loaded for it."""
 
 
+class StartFailure(StrEnum):
+    """Why a program could not be started. A shell returns 127 for not_found and 126 for not_executable."""
+
+    NOT_FOUND = "not_found"
+    NOT_EXECUTABLE = "not_executable"
+    TOO_LONG = "too_long"
+    NO_RESOURCES = "no_resources"
+    OTHER = "other"
+
+
+_FAILURES: Final = {
+    errno.ENOENT: StartFailure.NOT_FOUND,
+    errno.ENOTDIR: StartFailure.NOT_FOUND,
+    errno.EACCES: StartFailure.NOT_EXECUTABLE,
+    errno.ENOEXEC: StartFailure.NOT_EXECUTABLE,
+    errno.EISDIR: StartFailure.NOT_EXECUTABLE,
+    errno.ETXTBSY: StartFailure.NOT_EXECUTABLE,
+    errno.E2BIG: StartFailure.TOO_LONG,
+    errno.EAGAIN: StartFailure.NO_RESOURCES,
+    errno.ENOMEM: StartFailure.NO_RESOURCES,
+    errno.EMFILE: StartFailure.NO_RESOURCES,
+    errno.ENFILE: StartFailure.NO_RESOURCES,
+}
+
+
 class StartFailedError(Exception):
     """The program could not be started; the text is the operating system's."""
+
+    def __init__(self, message: str, kind: StartFailure = StartFailure.OTHER) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def start_failure(error: OSError) -> StartFailure:
+    """Give the kind of what the operating system said."""
+    return _FAILURES.get(error.errno or 0, StartFailure.OTHER)
 
 
 @dataclass(slots=True)
@@ -115,7 +159,8 @@ def launch(
             raise InvalidBodyError(
                 f"uid: execd may not become user {request.uid}: {error.strerror}"
             ) from error
-        raise StartFailedError(_start_failure_text(error, request)) from error
+        kind = start_failure(error) if isinstance(error, OSError) else StartFailure.OTHER
+        raise StartFailedError(_start_failure_text(error, request), kind) from error
     finally:
         for fd in plumbing.theirs:
             os.close(fd)

@@ -115,6 +115,8 @@ def terminal_frame(execution: Execution) -> bytes:
     }
     if execution.session_id is not None:
         facts["state_saved"] = execution.state_saved
+    if execution.start_failure is not None:
+        facts["start_failure"] = execution.start_failure
     if reason is EndReason.EXIT and code == 0:
         return frame("execution_complete", **facts)
     traceback = end_texts(execution)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.execd import RunningExecd
+from tests.support.execd import RunningExecd, wait_for
 
 
 @pytest.fixture
@@ -11,23 +11,24 @@ def execd(shared_execd: RunningExecd) -> RunningExecd:
 
 
 @pytest.mark.parametrize(
-    ("fields", "text"),
+    ("fields", "text", "kind"),
     [
-        ({"argv": ["/no/such/program"]}, "/no/such/program: No such file or directory"),
-        ({"argv": ["no-such-program"]}, "no-such-program: No such file or directory"),
-        ({"argv": ["/etc/passwd"]}, "/etc/passwd: Permission denied"),
-        ({"argv": ["/bin/true", "x" * 200_000]}, "/bin/true: Argument list too long"),
-        ({"command": "true", "envs": {"BIG": "x" * 200_000}}, "Argument list too long"),
+        ({"argv": ["/no/such/program"]}, "/no/such/program: No such file or directory", "not_found"),
+        ({"argv": ["no-such-program"]}, "no-such-program: No such file or directory", "not_found"),
+        ({"argv": ["/etc/passwd"]}, "/etc/passwd: Permission denied", "not_executable"),
+        ({"argv": ["/bin/true", "x" * 200_000]}, "/bin/true: Argument list too long", "too_long"),
+        ({"command": "true", "envs": {"BIG": "x" * 200_000}}, "Argument list too long", "too_long"),
     ],
     ids=["missing path", "not in PATH", "not executable", "argument too long", "variable too long"],
 )
 def test_a_command_that_cannot_start_says_why_in_its_stream(
-    execd: RunningExecd, fields: dict[str, object], text: str
+    execd: RunningExecd, fields: dict[str, object], text: str, kind: str
 ) -> None:
     outcome = execd.run(**fields)
     assert [event["type"] for event in outcome.events] == ["init", "ping", "error"]
     assert text in outcome.last["error"]["evalue"]
     assert (outcome.last["exit_code"], outcome.last["reason"]) == (None, "start_failed")
+    assert outcome.last["start_failure"] == kind
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,15 @@ def test_a_bad_body_is_refused_naming_the_field(execd: RunningExecd, body: bytes
 
 def test_null_means_absent(execd: RunningExecd) -> None:
     assert execd.run("echo x", cwd=None, envs=None, timeout=None, uid=None, stdin=None).output() == b"x\n"
+
+
+def test_input_that_no_one_reads_is_bounded(shared_execd: RunningExecd) -> None:
+    text = "x" * 12_000_000
+    ids = [shared_execd.run("sleep 99", background=True, stdin=text).id for _ in range(2)]
+    response = shared_execd.client.post("/command", json={"command": "cat", "stdin": text})
+    assert (response.status_code, response.json()["code"]) == (429, "TOO_MANY_COMMANDS")
+    assert response.json()["message"].startswith("stdin: ")
+    for execution_id in ids:
+        shared_execd.client.delete("/command", params={"id": execution_id, "grace_ms": 0})
+    body = {"command": "cat >/dev/null", "stdin": text}
+    wait_for(lambda: shared_execd.client.post("/command", json=body).status_code == 200)

@@ -7,6 +7,7 @@ from execd import errors, pty_client, requests
 from execd.connection import Limits
 from execd.execution import EndReason, Execution
 from execd.execution_routes import status_document
+from execd.launch import StartFailure
 from execd.options import Options
 from execd.outputs import OutputBudget, OutputLog
 from execd.reaper import Reaper
@@ -53,7 +54,7 @@ def test_the_fields_of_a_run_in_a_session_are_those_it_takes() -> None:
 def test_the_facts_of_a_status_are_those_it_gives() -> None:
     documented = re.findall(r"^        (\w+): ", block("CommandStatus", 4), re.MULTILINE)
     failed = Execution("0", requests.CommandRequest(), OutputLog(OutputBudget()))
-    failed.fail_to_start("no")
+    failed.fail_to_start("no", StartFailure.OTHER)
     assert sorted(documented) == sorted(status_document(failed))
 
 
@@ -75,6 +76,11 @@ def test_the_frames_of_a_terminal_are_those_it_takes() -> None:
 def test_the_reasons_are_those_of_the_daemon() -> None:
     (documented,) = re.findall(r"enum: \[(.*?)\]", block("EndReason", 4))
     assert documented.split(", ") == [reason.value for reason in EndReason]
+
+
+def test_the_kinds_of_failed_starts_are_those_of_the_daemon() -> None:
+    (documented,) = re.findall(r"enum: \[(.*?)\]", block("StartFailure", 4))
+    assert documented.split(", ") == [kind.value for kind in StartFailure]
 
 
 def test_every_error_code_of_these_routes_is_documented() -> None:
