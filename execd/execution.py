@@ -60,7 +60,8 @@ class Execution:
     log: what it wrote. exited: set when the main process ended, or when not even SIGKILL could end it (status is None
     then). finished: set when its output is in the log, too. remaining_processes: how many outlived it, known then.
     start_error, start_failure: why it could not be started, in words and of what kind. state_saved: whether its
-    session goes on from where it ended. on_finish: called before readers hear of the end. on_release: called once when it has finished and its client left.
+    session goes on from where it ended. on_finish: called before readers hear of the end. on_release: called once
+    when it has finished and its client left.
     """
 
     __slots__ = (
