@@ -1,9 +1,11 @@
 """Renaming files and changing their permissions."""
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from execd.accounts import Accounts
+from execd.copying import move_by_copying
 from execd.directories import make_directories
 from execd.errors import ExecdError, FileMissingError, error_from_os
 from execd.file_requests import Move, Permission
@@ -22,10 +24,12 @@ def change_permissions(wanted: Mapping[str, Permission], accounts: Accounts) -> 
 def move_all(moves: Iterable[Move]) -> Iterator[None]:
     """Rename files, links or directories; missing parents of targets are made, nothing there is replaced.
 
+    From one file system to another: copied and deleted, step by step.
+
     Raises ExecdError; what was renamed before stays so.
     """
     for wanted in moves:
-        _move(wanted)
+        yield from _move(wanted)
         yield
 
 
@@ -42,14 +46,20 @@ def _change_permission(path: str, permission: Permission, accounts: Accounts) ->
         raise error_from_os(error, path) from error
 
 
-def _move(wanted: Move) -> None:
+def _move(wanted: Move) -> Iterator[None]:
     source, target = (path.rstrip("/") or "/" for path in (wanted.src, wanted.dest))
     if os.path.lexists(target):
         raise ExecdError(f"dest: {target} exists already")
     try:
         os.lstat(source)
         make_directories(os.path.dirname(target) or ".")
-        rename_exclusively(source, target)
+        try:
+            rename_exclusively(source, target)
+        except OSError as error:
+            # Another file system; or a directory of the image, whose layers know no renames of directories.
+            if error.errno != errno.EXDEV:
+                raise
+            yield from move_by_copying(source, target)
     except FileExistsError as error:
         raise ExecdError(f"dest: {target} exists already") from error
     except FileNotFoundError as error:

@@ -10,7 +10,15 @@ from execd.connection import Exchange
 from execd.errors import InvalidQueryError
 from execd.router import RouteTable
 
-__all__ = ["checked_path", "make_steps", "send_array", "wire_info", "wire_text", "with_identities"]
+__all__ = [
+    "checked_path",
+    "finish_steps",
+    "make_steps",
+    "send_array",
+    "wire_info",
+    "wire_text",
+    "with_identities",
+]
 
 IDENTITY_PREFIX: Final = "/v1/filesystem/{uid}/{gid}"
 _JSON_WRITE_BYTES: Final = 64 * 1024
@@ -45,6 +53,12 @@ def wire_info(info: dict[str, Any]) -> dict[str, Any]:
         "path": text,
         "path_b64": b64encode(path.encode("utf-8", "surrogateescape")).decode("ascii"),
     }
+
+
+async def finish_steps(steps: Iterator[object]) -> None:
+    """Run a long piece of work to its end, whether the client stays or not; others are served between its steps."""
+    for _ in steps:
+        await asyncio.sleep(0)
 
 
 async def make_steps(exchange: Exchange, steps: Iterator[object]) -> None:

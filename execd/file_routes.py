@@ -10,7 +10,15 @@ from execd.changes import change_permissions, move_all
 from execd.connection import Exchange
 from execd.downloads import Download, line_window, parse_range
 from execd.errors import ExecdError, InvalidQueryError, MissingQueryError, error_from_os
-from execd.file_replies import checked_path, make_steps, send_array, wire_info, wire_text, with_identities
+from execd.file_replies import (
+    checked_path,
+    finish_steps,
+    make_steps,
+    send_array,
+    wire_info,
+    wire_text,
+    with_identities,
+)
 from execd.file_requests import parse_moves, parse_permissions, parse_replacements
 from execd.files import FileInspector, NamePattern
 from execd.identity import identity_of
@@ -79,7 +87,8 @@ class FileRoutes:
         """POST /files/mv; in the order given, up to the first that fails."""
         identity = identity_of(exchange.path_values)
         moves = parse_moves(await exchange.read_body())
-        await make_steps(exchange, identity.each(move_all(moves)))
+        # A tree that is half copied would be of no use to anyone: it goes on though the client has left.
+        await finish_steps(identity.each(move_all(moves)))
         await exchange.reply(200)
 
     async def permissions(self, exchange: Exchange) -> None:
@@ -138,8 +147,7 @@ class FileRoutes:
         staging = Staging(self._accounts, identity_of(exchange.path_values))
         try:
             await receive_files(exchange, staging)
-            for _ in staging.commit():
-                await asyncio.sleep(0)
+            await finish_steps(staging.commit())
         finally:
             staging.abort()
         await exchange.reply(200)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from execd.accounts import Accounts
+from execd.copying import copy_content
 from execd.directories import make_directories
 from execd.errors import InvalidFileError, InvalidFileMetadataError, UnknownAccountError, error_from_os
 from execd.file_requests import KEPT_MODE_BITS, Permission
@@ -18,7 +19,6 @@ __all__ = ["Staging"]
 _DEFAULT_MODE: Final = 0o644
 _MAX_HELD_DIRECTORIES: Final = 4
 _COMMITS_PER_STEP: Final = 64
-_COPY_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +211,7 @@ def _overwrite(source: int, target: int) -> Iterator[None]:
         size = os.fstat(source).st_size
         if size:
             os.posix_fallocate(target, 0, size)
-        position = 0
-        while position < size and (sent := os.sendfile(target, source, position, _COPY_BYTES)):
-            position += sent
-            yield
+        yield from copy_content(source, target)
         os.ftruncate(target, size)
     finally:
         os.close(source)

@@ -3,7 +3,9 @@
 import os
 import stat
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +270,83 @@ def test_one_huge_line_takes_no_memory(execd: RunningExecd, tmp_path: Path) -> N
             received += len(chunk)
     assert received == 200_000_000 - 6
     assert execd.rss_kib() - before < 8 * 1024
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A folder on another file system."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="execd-test-") as name:
+        yield Path(name)
+
+
+def test_a_tree_is_moved_to_another_file_system(
+    execd: RunningExecd, tmp_path: Path, other_disk: Path
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "closed").mkdir(parents=True)
+    (tree / "big").write_bytes(os.urandom(1_000_000))
+    (tree / "a" / "run").write_text("x")
+    (tree / "a" / "run").chmod(0o4751)
+    os.utime(tree / "a" / "run", ns=(0, 1_500_000_000_000_000_000))
+    (tree / "a" / "closed" / "odd\nname").write_text("y")
+    (tree / "link").symlink_to("/nowhere")
+    (tree / "a" / "closed").chmod(0o500)
+    content = (tree / "big").read_bytes()
+    body = [{"src": str(tree), "dest": f"{other_disk}/new/tree"}]
+    if os.geteuid() == 0:
+        os.chown(tree / "big", 1234, 4321)
+    assert outcome(execd, "/files/mv", body) == (200, "")
+    assert names_in(tmp_path) == []
+    moved = other_disk / "new" / "tree"
+    assert names_in(moved.parent) == ["tree"]
+    assert (moved / "big").read_bytes() == content
+    assert (moved / "link").readlink() == Path("/nowhere")
+    assert (moved / "a" / "closed" / "odd\nname").read_text() == "y"
+    assert mode_of(moved / "a" / "closed") == 0o500
+    assert mode_of(moved / "a" / "run") == 0o751
+    assert (moved / "a" / "run").stat().st_mtime_ns == 1_500_000_000_000_000_000
+    if os.geteuid() == 0:
+        assert ((moved / "big").stat().st_uid, (moved / "big").stat().st_gid) == (1234, 4321)
+    (moved / "a" / "closed").chmod(0o700)
+
+
+def test_a_file_and_a_link_are_moved_to_another_file_system(
+    execd: RunningExecd, tmp_path: Path, other_disk: Path
+) -> None:
+    (tmp_path / "f").write_text("x")
+    (tmp_path / "link").symlink_to("f")
+    body = [{"src": f"{tmp_path}/{name}", "dest": f"{other_disk}/{name}"} for name in ("f", "link")]
+    assert outcome(execd, "/files/mv", body) == (200, "")
+    assert (other_disk / "link").read_text() == "x"
+    assert names_in(tmp_path) == []
+
+
+def test_a_move_that_fails_on_the_way_leaves_the_source_and_nothing_else(
+    execd: RunningExecd, tmp_path: Path, other_disk: Path
+) -> None:
+    (tmp_path / "tree" / "a").mkdir(parents=True)
+    (tmp_path / "tree" / "a" / "f").write_text("x")
+    os.mkfifo(tmp_path / "tree" / "fifo")
+    for source in ("tree", "tree/fifo"):
+        body = [{"src": f"{tmp_path}/{source}", "dest": f"{other_disk}/x"}]
+        assert outcome(execd, "/files/mv", body) == (400, "INVALID_FILE")
+    assert names_in(other_disk) == []
+    assert (tmp_path / "tree" / "a" / "f").read_text() == "x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_tree_is_not_moved_into_a_file_system_mounted_in_it(bundle: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "data" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "data" / "f").write_text("kept")
+    (tmp_path / "link").symlink_to(inner)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", inner], check=True)
+    try:
+        with running_execd(bundle, tmp_path) as execd:
+            for target in (f"{inner}/x", f"{tmp_path}/link/new/x"):
+                body = [{"src": f"{tmp_path}/data", "dest": target}]
+                assert outcome(execd, "/files/mv", body) == (400, "INVALID_FILE")
+        assert not [path for path in inner.rglob("*") if path.is_file() or path.name == "x"]
+        assert (tmp_path / "data" / "f").read_text() == "kept"
+    finally:
+        subprocess.run(["umount", inner], check=True)
