@@ -16,9 +16,6 @@ __all__ = ["HashingSource", "UnpackedSource", "open_unpacked"]
 _XZ_MEMORY_BYTES = 256 << 20
 """`xz -9` needs 65 MiB to unpack; what asks for more is made to hurt."""
 
-_ZSTD_WINDOW_LOG = 27
-"""128 MiB, the most that zstd itself unpacks unless told otherwise."""
-
 _PIECE = 1 << 18
 
 _FRAME_PIECE = 1 << 15
@@ -194,5 +191,5 @@ def _zstd() -> tuple[Callable[[], _Frame], type[Exception]]:
         from compression import zstd  # noqa: PLC0415
     else:
         from backports import zstd  # noqa: PLC0415
-    options = {int(zstd.DecompressionParameter.window_log_max): _ZSTD_WINDOW_LOG}
-    return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+    # By itself it refuses windows of more than 128 MiB.
+    return zstd.ZstdDecompressor, zstd.ZstdError

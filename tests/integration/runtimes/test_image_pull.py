@@ -165,7 +165,11 @@ def test_pulls_of_one_image_at_once_fetch_each_layer_once(store, registry):
     assert count(registry, "/blobs/") == 4 + 2, "four configs, two layers"
 
 
-def test_layers_of_a_pull_under_way_are_not_collected(store, registry):
+@pytest.mark.parametrize("is_there_before", [False, True])
+def test_layers_of_a_pull_under_way_are_not_collected(store, registry, tmp_path, is_there_before):
+    if is_there_before:
+        (tmp_path / "large.tar").write_bytes(LARGE)
+        store.import_archive(tmp_path / "large.tar", name="same")
     waits, goes_on = threading.Event(), threading.Event()
 
     def stall(handler) -> bool:
@@ -178,6 +182,8 @@ def test_layers_of_a_pull_under_way_are_not_collected(store, registry):
     thread = threading.Thread(target=store.pull, args=(name_at(registry),))
     thread.start()
     assert waits.wait(20)
+    if is_there_before:
+        store.remove("same")
     store.collect()
     goes_on.set()
     thread.join()
