@@ -1,6 +1,5 @@
 """The runtimes there are, by name. A new one adds its config class and a case in `from_config`."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +10,13 @@ from runtimes.base import Runtime
 from runtimes.docker import DockerConfig, DockerRuntime
 from runtimes.fake import FakeConfig, FakeRuntime
 from runtimes.local.config import LocalConfig
+from runtimes.local.executor import can_change_user
 from runtimes.local.images import ImageStore
 from runtimes.local.runtime import LocalRuntime
 
 __all__ = ["RUNTIME_NAMES", "RuntimeConfig", "build_runtime", "from_config", "open_image_store"]
 
 RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discriminator="type")]
-
-_LOCAL = "local"
 
 RUNTIME_NAMES = ("local", "docker", "fake")
 
@@ -31,7 +29,7 @@ def build_runtime(name: str, folder: Path) -> Runtime:
     bundles = folder / "bundles"
     match name:
         case "local":
-            return from_config(LocalConfig(state_dir=folder / _LOCAL, bundle_dir=bundles))
+            return from_config(_local_config(folder))
         case "docker":
             return from_config(DockerConfig(bundle_dir=bundles, state_dir=folder / "docker"))
         case "fake":
@@ -44,7 +42,13 @@ def open_image_store(folder: Path, *, docker_config: Path | None = None) -> Imag
 
     docker_config: Docker's `config.json`, from which pulls take the credentials that `docker login` saved.
     """
-    return ImageStore(folder / _LOCAL / "images", as_root=os.geteuid() == 0, docker_config=docker_config)
+    config = _local_config(folder)
+    as_root = can_change_user(config.uid_base)
+    return ImageStore(config.state_dir / "images", as_root=as_root, docker_config=docker_config)
+
+
+def _local_config(folder: Path) -> LocalConfig:
+    return LocalConfig(state_dir=folder / "local", bundle_dir=folder / "bundles")
 
 
 def from_config(config: LocalConfig | DockerConfig | FakeConfig) -> Runtime:

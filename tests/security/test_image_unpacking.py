@@ -237,8 +237,10 @@ def test_image_that_takes_too_much_is_stopped(add, store, layer, message):
 def test_image_of_too_many_or_too_large_layers_is_stopped(add, store):
     with pytest.raises(BadImageError, match="has 6 layers, more than 5"):
         add(*[tar(file(f"f{n}")) for n in range(6)])
-    with pytest.raises(BadImageError, match="larger than 3145728"):
+    with pytest.raises(BadImageError, match="layers are larger than 3145728"):
         add(*[tar(file("f", os.urandom(1_500_000))) for _ in range(3)])
+    with pytest.raises(BadImageError, match="image is larger than 3145728 bytes unpacked"):
+        add(*[tar(file("f", os.urandom(100_000) + bytes(900_000))) for _ in range(4)])
     assert not any((store._folder / "layers").iterdir())
 
 

@@ -230,8 +230,11 @@ class ImageStore:
             size_bytes=size,
             created_at=datetime.now(UTC),
         )
+        former = self._read_record(name)
         with lock_file(self._lock, shared=True):
             write_durably(self._path(name.full), record.to_json())
+        if former is not None and former.digest != record.digest:
+            self.collect()
         return self._to_image(record)
 
     def _credentials(self, name: ImageName, username: str | None, password: str | None) -> Credentials | None:
@@ -246,8 +249,8 @@ class ImageStore:
         digest = name_or_digest if DIGEST.fullmatch(name_or_digest) else None
         if digest is None:
             name = ImageName.parse(name_or_digest)
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                return ImageRecord.from_json(self._path(name.full).read_text(encoding="utf-8"))
+            if (record := self._read_record(name)) is not None:
+                return record
             digest = name.digest
         records = self._records()
         for record in records:
@@ -258,6 +261,12 @@ class ImageStore:
         more = ", …" if len(records) > len(known) else ""
         message = f"no image {name_or_digest[:300]!r} in the store; there are: {listed}{more}"
         raise ImageNotFoundError(message)
+
+    def _read_record(self, name: ImageName) -> ImageRecord | None:
+        try:
+            return ImageRecord.from_json(self._path(name.full).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
     def _records(self) -> Sequence[ImageRecord]:
         self._prepare()

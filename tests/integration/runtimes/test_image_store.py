@@ -280,6 +280,7 @@ def test_name_given_to_another_image_is_moved(store, layout):
     import_layers(store, layout, BASE)
     second = import_layers(store, layout, TOP)
     assert store.list() == [second]
+    assert len(list((store._folder / "layers").iterdir())) == 1, "what nothing uses any more is gone"
 
 
 def test_build_for_this_machine_is_chosen(store, layout, as_root):

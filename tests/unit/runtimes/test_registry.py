@@ -2,7 +2,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from core.errors import NotSupportedError
-from runtimes.registry import RUNTIME_NAMES, RuntimeConfig, build_runtime, from_config
+from runtimes.local.runtime import LocalRuntime
+from runtimes.registry import RUNTIME_NAMES, RuntimeConfig, build_runtime, from_config, open_image_store
 
 
 @pytest.mark.parametrize("name", RUNTIME_NAMES)
@@ -10,6 +11,14 @@ def test_every_name_builds_a_runtime_and_touches_nothing(name, tmp_path):
     runtime = build_runtime(name, tmp_path / "runtimes")
     assert runtime.name == name
     assert list(tmp_path.iterdir()) == []
+    runtime.close()
+
+
+def test_commands_open_the_store_in_the_form_that_the_runtime_uses(tmp_path):
+    runtime = build_runtime("local", tmp_path)
+    assert isinstance(runtime, LocalRuntime)
+    store = open_image_store(tmp_path)
+    assert (store._folder, store._as_root) == (tmp_path / "local" / "images", runtime._as_root)
     runtime.close()
 
 
