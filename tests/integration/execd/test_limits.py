@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from execd.connection import Exchange, Limits
+from execd.connection import Exchange, Handler, Limits
 from execd.errors import ExecdError
 from execd.server import Server
 
@@ -25,6 +25,19 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 async def read_all(exchange: Exchange) -> None:
     try:
         await exchange.reply(200, await exchange.read_body())
+    except ExecdError as error:
+        await exchange.reply_json(error.status, {"code": error.code})
+
+
+async def read_raw(exchange: Exchange) -> None:
+    try:
+        body = exchange.raw_body(max_bytes=100_000)
+        try:
+            while not body.is_complete:
+                await body.receive()
+        finally:
+            body.close()
+        await exchange.reply(200)
     except ExecdError as error:
         await exchange.reply_json(error.status, {"code": error.code})
 
@@ -68,8 +81,12 @@ def test_a_header_that_does_not_end_is_given_up() -> None:
     assert 0.1 < with_client(work) < 2
 
 
+any_reading = pytest.mark.parametrize("handler", [read_all, read_raw])
+
+
+@any_reading
 @pytest.mark.parametrize("pause", [0.05, 10], ids=["drip", "stop"])
-def test_a_body_below_the_minimum_rate_is_refused(pause: float) -> None:
+def test_a_body_below_the_minimum_rate_is_refused(pause: float, handler: Handler) -> None:
     async def drip(writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(b"x")
@@ -84,10 +101,11 @@ def test_a_body_below_the_minimum_rate_is_refused(pause: float) -> None:
             dripping.cancel()
         return 0
 
-    with_client(work)
+    with_client(work, handler)
 
 
-def test_a_body_above_the_minimum_rate_may_take_longer_than_the_grace() -> None:
+@any_reading
+def test_a_body_above_the_minimum_rate_may_take_longer_than_the_grace(handler: Handler) -> None:
     async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
         writer.write(HEAD % 2000)
         for _ in range(10):
@@ -96,7 +114,19 @@ def test_a_body_above_the_minimum_rate_may_take_longer_than_the_grace() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         return 0
 
-    with_client(work)
+    with_client(work, handler)
+
+
+@pytest.mark.parametrize(
+    "head", [HEAD % 100_001, HEAD.partition(b"Content")[0] + b"Transfer-Encoding: chunked\r\n\r\n"]
+)
+def test_a_raw_body_above_its_limit_is_refused(head: bytes) -> None:
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.write(head + b"f000\r\n" + b"x" * 0xF000 + b"\r\nf000\r\n" + b"x" * 0xF000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        return 0
+
+    with_client(work, read_raw)
 
 
 def test_a_client_that_takes_nothing_is_given_up() -> None:
