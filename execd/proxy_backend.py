@@ -1,6 +1,7 @@
 """The other end of a relay: one HTTP request to a program of this sandbox."""
 
 import asyncio
+import os
 import socket
 from typing import Final
 
@@ -35,7 +36,7 @@ class Backend:
             except TimeoutError:
                 reason = reason or f"no answer within {_CONNECT_SECONDS:.0f} s"
             except OSError as error:
-                reason = reason or error.strerror or str(error)
+                reason = reason or os.strerror(error.errno or 0)
         raise BackendMissingError(f"port {port}: {reason}")
 
     async def send(self, event: h11.Event) -> None:

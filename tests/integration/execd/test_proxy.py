@@ -387,6 +387,7 @@ def test_nobody_on_the_port_is_502(execd: RunningExecd) -> None:
         unused.bind(("127.0.0.1", 0))
         response = execd.client.post(f"/proxy/{unused.getsockname()[1]}/", content=b"x" * 100_000)
     assert (response.status_code, response.json()["code"]) == (502, "BACKEND_CONNECTION_FAILED")
+    assert "Connection refused" in response.json()["message"]
 
 
 @pytest.mark.parametrize(
