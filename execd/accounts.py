@@ -1,5 +1,6 @@
 """Users and groups of the sandbox, read from its own /etc/passwd and /etc/group."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,7 +9,9 @@ from execd.readfile import read_small_file
 
 __all__ = ["Account", "Accounts"]
 
-_MAX_ACCOUNT_FILE_BYTES: Final = 4 * 1024 * 1024
+_MAX_ACCOUNT_FILE_BYTES: Final = 1024 * 1024
+"""Anyone in the sandbox may have written it, and all of it becomes objects."""
+
 _MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
 
 
@@ -35,13 +38,7 @@ class Accounts:
 
     def users(self) -> list[Account]:
         """All users, in file order."""
-        return [
-            Account(fields[0], uid, gid, fields[5])
-            for fields in _records(self._user_file)
-            if len(fields) >= 6
-            and (uid := _account_number(fields[2])) is not None
-            and (gid := _account_number(fields[3])) is not None
-        ]
+        return list(self._users())
 
     def groups(self) -> dict[str, int]:
         """Group numbers by name."""
@@ -53,13 +50,13 @@ class Accounts:
 
     def user_by_id(self, uid: int) -> Account | None:
         """Give the first user of this number."""
-        return next((account for account in self.users() if account.uid == uid), None)
+        return next((account for account in self._users() if account.uid == uid), None)
 
     def user_id(self, name: str) -> int | None:
         """Give the number of a user name; a decimal number stands for itself."""
         if name.isdecimal():
             return _account_number(name)
-        return next((account.uid for account in self.users() if account.name == name), None)
+        return next((account.uid for account in self._users() if account.name == name), None)
 
     def group_id(self, name: str) -> int | None:
         """Give the number of a group name; a decimal number stands for itself."""
@@ -75,6 +72,14 @@ class Accounts:
             raise UnknownAccountError(f"group: no group {group}")
         return uid, gid
 
+    def _users(self) -> Iterator[Account]:
+        for fields in _records(self._user_file):
+            if len(fields) < 6:
+                continue
+            uid, gid = _account_number(fields[2]), _account_number(fields[3])
+            if uid is not None and gid is not None:
+                yield Account(fields[0], uid, gid, fields[5])
+
 
 def _account_number(text: str) -> int | None:
     """Read a number the kernel takes; None for anything else, however long."""
@@ -83,6 +88,7 @@ def _account_number(text: str) -> int | None:
     return int(text) if int(text) <= _MAX_ID else None
 
 
-def _records(path: str) -> list[list[str]]:
+def _records(path: str) -> Iterator[list[str]]:
     text = read_small_file(path, max_bytes=_MAX_ACCOUNT_FILE_BYTES) or b""
-    return [line.split(":") for line in text.decode("utf-8", "replace").splitlines()]
+    for line in text.splitlines():
+        yield line.decode("utf-8", "replace").split(":")
