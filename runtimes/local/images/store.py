@@ -21,13 +21,14 @@ from core.errors import (
     SpecInvalidError,
 )
 from runtimes.local.images.archives import ImageSource, open_archive
+from runtimes.local.images.catalogue import Catalogue
 from runtimes.local.images.config import ImageConfig, ImageFacts
 from runtimes.local.images.credentials import Credentials, saved_credentials
 from runtimes.local.images.layers import LayerStore
 from runtimes.local.images.leases import Leases
 from runtimes.local.images.limits import DEFAULT_LIMITS, ImageLimits
 from runtimes.local.images.locking import lock_file, remove_free_lock
-from runtimes.local.images.names import DIGEST, ImageName
+from runtimes.local.images.names import ImageName
 from runtimes.local.images.platforms import Platform
 from runtimes.local.images.progress import ProgressListener
 from runtimes.local.images.records import ImageRecord, StoredImage, write_durably
@@ -37,7 +38,6 @@ __all__ = ["ImageStore"]
 
 _FOLDERS = ("images", "layers", "trees", "leases", "staging", "trash", "locks", "empty")
 _SUFFIXES = re.compile(r"(\.(tar|tgz|txz|tzst|gz|xz|zst|oci))+$")
-_MAX_LISTED = 20
 
 
 class ImageStore:
@@ -70,6 +70,7 @@ class ImageStore:
         self._docker_config = docker_config
         self._lock = folder / "lock"
         self._layers = LayerStore(folder, limits, as_root=as_root, is_durable=is_durable)
+        self._catalogue = Catalogue(folder / "images")
         self._leases = Leases(folder / "leases")
         self._is_ready = False
 
@@ -133,24 +134,23 @@ class ImageStore:
 
         Raises ImageNotFoundError that says what there is, and SpecInvalidError for what is no name.
         """
-        return self._to_image(self._find(name_or_digest))
+        self._prepare()
+        return self._to_image(self._catalogue.find(name_or_digest))
 
     def list(self) -> list[StoredImage]:
         """All images, by name."""
-        return [self._to_image(record) for record in self._records()]
+        self._prepare()
+        return [self._to_image(record) for record in self._catalogue.all()]
 
     def remove(self, name_or_digest: str) -> None:
         """Forget a name, or all names of a digest, and free what no other image and no sandbox uses.
 
         Layers of a running sandbox stay until its lease is gone. Raises ImageNotFoundError.
         """
-        record = self._find(name_or_digest)
-        names = [record.full_name]
-        if DIGEST.fullmatch(name_or_digest):
-            names = [other.full_name for other in self._records() if other.digest == record.digest]
+        self._prepare()
         with lock_file(self._lock):
-            for full_name in names:
-                self._path(full_name).unlink(missing_ok=True)
+            for full_name in self._catalogue.names_of(name_or_digest):
+                self._catalogue.forget(full_name)
         self.collect()
 
     def lease(self, image: StoredImage, holder: str) -> None:
@@ -162,7 +162,9 @@ class ImageStore:
         self._prepare()
         with lock_file(self._lock, shared=True):
             if not all(layer.is_dir() for layer in image.layers):
-                raise ImageNotFoundError(f"the image {image.name} was removed meanwhile")
+                raise ImageNotFoundError(
+                    f"the image {image.name} was removed meanwhile, or is damaged: pull or import it"
+                )
             self._leases.write(holder, {layer.parent.name for layer in image.layers})
 
     def release(self, holder: str) -> None:
@@ -178,7 +180,7 @@ class ImageStore:
         self._prepare()
         with lock_file(self._lock):
             used = pinned(self._folder / "staging") | self._leases.names()
-            for record in self._records():
+            for record in self._catalogue.all():
                 used.update(record.chains)
             unused = [
                 entry
@@ -230,9 +232,9 @@ class ImageStore:
             size_bytes=size,
             created_at=datetime.now(UTC),
         )
-        former = self._read_record(name)
+        former = self._catalogue.read(name)
         with lock_file(self._lock, shared=True):
-            write_durably(self._path(name.full), record.to_json())
+            self._catalogue.write(record)
         if former is not None and former.digest != record.digest:
             self.collect()
         return self._to_image(record)
@@ -244,39 +246,6 @@ class ImageStore:
             return Credentials(username, password)
         return saved_credentials(self._docker_config, name.registry) if self._docker_config else None
 
-    def _find(self, name_or_digest: str) -> ImageRecord:
-        self._prepare()
-        digest = name_or_digest if DIGEST.fullmatch(name_or_digest) else None
-        if digest is None:
-            name = ImageName.parse(name_or_digest)
-            if (record := self._read_record(name)) is not None:
-                return record
-            digest = name.digest
-        records = self._records()
-        for record in records:
-            if digest and digest in (record.digest, record.manifest_digest):
-                return record
-        known = [record.name for record in records][:_MAX_LISTED]
-        listed = ", ".join(known) or "none"
-        more = ", …" if len(records) > len(known) else ""
-        message = f"no image {name_or_digest[:300]!r} in the store; there are: {listed}{more}"
-        raise ImageNotFoundError(message)
-
-    def _read_record(self, name: ImageName) -> ImageRecord | None:
-        try:
-            return ImageRecord.from_json(self._path(name.full).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
-    def _records(self) -> Sequence[ImageRecord]:
-        self._prepare()
-        found = []
-        for path in (self._folder / "images").glob("*.json"):
-            # Another process may remove it while we look; what cannot be read names nothing.
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                found.append(ImageRecord.from_json(path.read_text(encoding="utf-8")))
-        return sorted(found, key=lambda record: record.full_name)
-
     def _to_image(self, record: ImageRecord) -> StoredImage:
         return StoredImage(
             name=record.name,
@@ -286,9 +255,6 @@ class ImageStore:
             size_bytes=record.size_bytes,
             created_at=record.created_at,
         )
-
-    def _path(self, full_name: str) -> Path:
-        return self._folder / "images" / f"{hashlib.sha256(full_name.encode()).hexdigest()}.json"
 
     @contextmanager
     def _working(self) -> Iterator[Workspace]:
