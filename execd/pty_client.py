@@ -43,7 +43,7 @@ class PtyClient:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
-        self._is_dismissed = False
+        self._dismissal: tuple[int, str] | None = None
         self._last_word: asyncio.TimerHandle | None = None
 
     @property
@@ -76,8 +76,8 @@ class PtyClient:
         self._socket = socket
         tasks: list[asyncio.Task[None]] = []
         try:
-            if self._is_dismissed:
-                self._dismiss(_TAKEN_OVER, "TAKEN_OVER")
+            if self._dismissal is not None:  # while the answer to its handshake was on its way
+                socket.close(*self._dismissal)
                 return
             start()
             # All that was pushed until now is in the ring as well; what comes from now on is not in the replay.
@@ -108,7 +108,7 @@ class PtyClient:
         socket.close(_INTERNAL_ERROR, "START_FAILED")
 
     def _dismiss(self, code: int, reason: str) -> None:
-        self._is_dismissed = True
+        self._dismissal = code, reason
         self._forget_waiting()
         self._wake.set()
         if self._socket is not None:
@@ -128,7 +128,7 @@ class PtyClient:
             await socket.send(_REPLAY + start.to_bytes(8, "big", signed=True) + kept)
         del kept, replay
         await socket.send(_text(type="connected", session_id=session.id, mode=session.mode))
-        while not self._is_dismissed:
+        while self._dismissal is None:
             while self._waiting:
                 kind, data = self._waiting.popleft()
                 self._waiting_bytes -= len(data)

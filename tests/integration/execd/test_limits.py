@@ -1,6 +1,7 @@
 """Clients that are slow, silent or gone, against a server with short limits in this process."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -175,3 +176,23 @@ def test_a_patient_write_waits_until_the_client_is_gone() -> None:
         return 0
 
     with_client(work, flood)
+
+
+def test_a_client_that_never_takes_its_answer_is_let_go_of() -> None:
+    """Closing alone would wait for it as long as it lives."""
+
+    async def give_much(exchange: Exchange) -> None:
+        await exchange.reply(200, bytes(30_000_000))
+
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        writer.transport.pause_reading()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(1.0)  # that it is silent is the point
+        writer.transport.resume_reading()
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(1 << 20):
+                received += len(part)
+        return received
+
+    assert with_client(work, give_much) < 30_000_000
