@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, Protocol
 
+from core.errors import NotSupportedError
+
 __all__ = [
     "EXECD_PORT",
     "Command",
@@ -100,11 +102,18 @@ class SandboxHandle:
 
 @dataclass(frozen=True, slots=True)
 class SandboxStats:
-    """Use since the start. None where the host does not account for it."""
+    """Use since the start, and now. None where the host does not account for it.
+
+    processes: threads count too. disk_bytes: written, of disk_limit_bytes.
+    """
 
     cpu_seconds: float | None = None
     memory_peak_bytes: int | None = None
     oom_kills: int | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    disk_bytes: int | None = None
+    disk_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +246,44 @@ class Runtime(ABC):
     @abstractmethod
     def list(self) -> list[SandboxHandle]:
         """All sandboxes of this runtime on this host, whoever created them, running or not."""
+
+    def pause(self, handle: SandboxHandle) -> None:
+        """Stop every process where it stands; memory and files stay. Idempotent; execd does not answer meanwhile.
+
+        Raises ExecdUnreachableError if the sandbox is gone, NotSupportedError.
+        """
+        raise NotSupportedError(f"the {self.name} runtime cannot pause {handle.name}")
+
+    def resume(self, handle: SandboxHandle) -> None:
+        """Let a paused sandbox go on. Idempotent. Raises as `pause`."""
+        raise NotSupportedError(f"the {self.name} runtime cannot resume {handle.name}")
+
+    def snapshot(self, handle: SandboxHandle, name: str) -> None:
+        """Keep a copy of all files; the image `snapshot:NAME` starts sandboxes from it, until it is removed.
+
+        The sandbox stands still while it is copied; its processes go on, and are not part of it. Raises as `pause`,
+        SpecInvalidError for a name that is bad or taken, ImageStoreFullError.
+        """
+        raise NotSupportedError(f"the {self.name} runtime cannot make the snapshot {name} of {handle.name}")
+
+    def fork(
+        self, handle: SandboxHandle, spec: SandboxSpec, *, timeout_seconds: float
+    ) -> tuple[SandboxHandle, SandboxHandle]:
+        """Start a second sandbox with the files of a first one, which go separate ways from here on; copies nothing.
+
+        All processes of the first end, and it starts anew with its files: its handle changes. spec: of the second; its
+        image counts for nothing. Gives (first, second). Raises as `pause` and `create`.
+        """
+        del timeout_seconds
+        raise NotSupportedError(f"the {self.name} runtime cannot fork {handle.name} to {spec.name}")
+
+    def snapshots(self) -> Sequence[str]:
+        """Names of all snapshots there are on this host."""
+        return ()
+
+    def remove_snapshot(self, name: str) -> None:
+        """Delete a snapshot; sandboxes that run from it go on. Idempotent."""
+        raise NotSupportedError(f"the {self.name} runtime has no snapshot {name}")
 
     def close(self) -> None:  # noqa: B027 -- most runtimes hold nothing
         """Release what the runtime object itself holds; sandboxes stay as they are."""

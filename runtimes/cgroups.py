@@ -34,6 +34,7 @@ _ACCOUNTS = {
     "cpu_usage": ("cpuacct.usage", "cpu.stat"),
 }
 
+_FREEZER_FILES = {1: "freezer.state", 2: "cgroup.freeze"}
 _FREEZER_WORDS = {1: ("THAWED", "FROZEN"), 2: ("0", "1")}
 
 _NOT_OURS = (
@@ -137,9 +138,18 @@ class SandboxCgroup:
         """Let them go on; see `freeze`."""
         return self._set_frozen(frozen=False, timeout_seconds=timeout_seconds)
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its processes were stopped by `freeze`."""
+        return any(
+            _is_frozen(folder, version)
+            for folder, version in self._folders.items()
+            if (folder / _FREEZER_FILES[version]).exists()
+        )
+
     def _set_frozen(self, *, frozen: bool, timeout_seconds: float) -> bool:
         for folder, version in self._folders.items():
-            control = folder / ("cgroup.freeze" if version == 2 else "freezer.state")
+            control = folder / _FREEZER_FILES[version]
             if not control.exists():
                 continue
             control.write_text(_FREEZER_WORDS[version][frozen])
@@ -182,7 +192,7 @@ class SandboxCgroup:
 
     def stats(self) -> SandboxStats:
         """Read what the host accounts for."""
-        cpu = peak = kills = None
+        cpu = peak = kills = memory = processes = None
         for folder in self._folders:
             nanoseconds = _read_int(folder / "cpuacct.usage")
             micros = _read_key(folder / "cpu.stat", "usage_usec")
@@ -198,7 +208,17 @@ class SandboxCgroup:
                 _read_key(folder / "memory.oom_control", "oom_kill"),
                 _read_key(folder / "memory.events", "oom_kill"),
             )
-        return SandboxStats(cpu_seconds=cpu, memory_peak_bytes=peak, oom_kills=kills)
+            memory = _first(
+                memory, _read_int(folder / "memory.usage_in_bytes"), _read_int(folder / "memory.current")
+            )
+            processes = _first(processes, _read_int(folder / "pids.current"))
+        return SandboxStats(
+            cpu_seconds=cpu,
+            memory_peak_bytes=peak,
+            oom_kills=kills,
+            memory_bytes=memory,
+            processes=processes,
+        )
 
     def remove(self, *, timeout_seconds: float) -> None:
         """Remove the empty groups. Raises OSError (EBUSY) if something still lives in them after the timeout."""

@@ -41,6 +41,7 @@ __all__ = [
     "mount",
     "new_mount",
     "reconfigure",
+    "unmount",
     "unshare",
 ]
 
@@ -72,7 +73,7 @@ _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _FS_CLOEXEC = 1, 0o2000000, 1
-_MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_SYMLINKS = 0x4, 0x10
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
 
 _CLONE_PIDFD, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x1000, 0x00200000, 0x01000000
@@ -165,7 +166,15 @@ def change_mount(
 def attach(descriptor: int, path: str) -> None:
     """Put a mount that is nowhere yet to a path, and close the descriptor."""
     try:
-        _syscall(path, _MOVE_MOUNT, descriptor, b"", _AT_FDCWD, os.fsencode(path), _MOVE_MOUNT_F_EMPTY_PATH)
+        _syscall(
+            path,
+            _MOVE_MOUNT,
+            descriptor,
+            b"",
+            _AT_FDCWD,
+            os.fsencode(path),
+            _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_SYMLINKS,
+        )
     finally:
         os.close(descriptor)
 
@@ -178,6 +187,11 @@ def reconfigure(path: str, option: str, value: str) -> None:
         _syscall(path, _FSCONFIG, context, _FSCONFIG_CMD_RECONFIGURE, None, None, 0)
     finally:
         os.close(context)
+
+
+def unmount(path: str) -> None:
+    """Take a mount off; what still uses it keeps it alive."""
+    _check(_LIBC.umount2(os.fsencode(path), _MNT_DETACH), path)
 
 
 def detach_root() -> None:

@@ -37,6 +37,15 @@ class ProcessRef:
         return self.of(self.pid) == self
 
     @property
+    def state(self) -> str | None:
+        """Its state as proc(5) has it, e.g. S, or T for stopped; None once it is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return fields[0] if int(fields[19]) == self.started and fields[0] not in "ZX" else None
+
+    @property
     def children(self) -> "list[ProcessRef]":
         """Its living children."""
         try:

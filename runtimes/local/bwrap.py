@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from core.errors import RuntimeUnavailableError
@@ -97,10 +98,13 @@ def _system_bwrap() -> BwrapProgram:
     return BwrapProgram(Path(found), None)
 
 
-def arguments(plan: Plan, *, seccomp_fd: int | None, info_fd: int, block_fd: int) -> list[str]:
-    """Give bwrap's options for a plan and its three descriptors; the program to run is not among them.
+def arguments(
+    plan: Plan, *, seccomp_fd: int | None, info_fd: int, block_fd: int, text_fds: Mapping[TextFile, int]
+) -> list[str]:
+    """Give bwrap's options for a plan and its descriptors; the program to run is not among them.
 
     info_fd: bwrap writes the host's number of process 1 there. block_fd: process 1 waits until a byte comes.
+    text_fds: to read the contents of the plan's text files from.
     """
     options = [_NAMESPACE_OPTION[name] for name in sorted(plan.namespaces - {"mount"})]
     if "user" in plan.namespaces:
@@ -115,14 +119,16 @@ def arguments(plan: Plan, *, seccomp_fd: int | None, info_fd: int, block_fd: int
     options += ["--die-with-parent", "--info-fd", str(info_fd), "--block-fd", str(block_fd)]
     options += [] if seccomp_fd is None else ["--seccomp", str(seccomp_fd)]
     for mount in plan.mounts:
-        options += _mount_options(mount)
+        options += _mount_options(mount, text_fds)
     options += ["--chdir", plan.workdir, "--clearenv"]
     for name, value in plan.environment.items():
         options += ["--setenv", name, value]
     return options
 
 
-def _mount_options(mount: Mount) -> list[str]:  # noqa: PLR0911 -- one return per kind of mount
+def _mount_options(  # noqa: PLR0911 -- one return per kind of mount
+    mount: Mount, text_fds: Mapping[TextFile, int]
+) -> list[str]:
     """Give the options of one mount."""
     match mount:
         case Tmpfs(path, size_bytes, mode):
@@ -139,8 +145,12 @@ def _mount_options(mount: Mount) -> list[str]:  # noqa: PLR0911 -- one return pe
             return ["--dev", path]
         case ReadOnly(path):
             return ["--remount-ro", path]
-        case Overlay() | TextFile():
-            raise NotImplementedError
+        case TextFile(path):
+            return ["--perms", "0644", "--file", str(text_fds[mount]), path]
+        case Overlay(path, layers):
+            # The lowest comes first.
+            sources = [word for layer in reversed(layers) for word in ("--overlay-src", layer)]
+            return [*sources, "--tmp-overlay", path]
 
 
 def _copy(source: Path, target: Path) -> None:

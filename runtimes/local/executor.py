@@ -11,8 +11,8 @@ from core.errors import CreateTimeoutError, DaemonError, ExecdUnreachableError
 from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.execd_client import HttpExecutionClient
-from runtimes.local.host_image import Sources
 from runtimes.local.plan import Plan
+from runtimes.local.plan_parts import Sources
 from runtimes.local.unix_sockets import connect_to
 from runtimes.processes import ProcessRef
 
@@ -45,16 +45,20 @@ class StartRequest:
 
     plan: given execd's flags (those that name its descriptors), gives what the sandbox sees; process 1 is its argv.
     first_id: host id of 0 inside, used as root only. socket_path: where execd shall listen.
+    disk, generation, device: where it writes to, see `zygote.orders.Disk`.
     on_init: called with process 1 as soon as it is known, where it could outlive this process.
     """
 
     name: str
+    disk: str
     first_id: int
     plan: Callable[[tuple[str, ...]], Plan]
     socket_path: Path
     cgroup: SandboxCgroup
     deadline: Deadline
     on_init: Callable[[ProcessRef], None]
+    generation: int = 0
+    device: str | None = None
 
 
 class Started(Protocol):
@@ -76,6 +80,9 @@ class Executor(Protocol):
 
     def start(self, request: StartRequest) -> Started:
         """Start one; returns when execd answers. Raises CreateTimeoutError, DaemonError; no process is left then."""
+
+    def forget(self, disk: str) -> None:
+        """Let go of what a sandbox wrote. Idempotent."""
 
     def close(self) -> None:
         """End it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from core.errors import CreateTimeoutError, DaemonError
 from runtimes.local.bwrap import arguments
 from runtimes.local.executor import StartRequest, await_execd, memory_file, start_failure
-from runtimes.local.plan import Plan
+from runtimes.local.plan import Plan, TextFile
 from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started
 from runtimes.local.unix_sockets import listen_at
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
@@ -36,6 +36,9 @@ class BwrapExecutor:
     def start(self, request: StartRequest) -> Started:
         """Start one sandbox; see `Executor.start`."""
         return _Launch(request, self._spawner).start()
+
+    def forget(self, disk: str) -> None:
+        """Nothing to do: what it wrote went with its mount namespace."""
 
     def close(self) -> None:
         """End the thread, and with it every sandbox it started."""
@@ -68,10 +71,19 @@ class _Launch:
                 seccomp_fd = memory_file("seccomp", plan.seccomp)
                 descriptors.callback(os.close, seccomp_fd)
                 passed.append(seccomp_fd)
+            text_fds = {}
+            for text in (mount for mount in plan.mounts if isinstance(mount, TextFile)):
+                text_fds[text] = memory_file("text", text.text.encode())
+                descriptors.callback(os.close, text_fds[text])
+                passed.append(text_fds[text])
             call = BwrapCall(
                 name=request.name,
                 options=arguments(
-                    plan, seccomp_fd=seccomp_fd, info_fd=info_write.fileno(), block_fd=block_read.fileno()
+                    plan,
+                    seccomp_fd=seccomp_fd,
+                    info_fd=info_write.fileno(),
+                    block_fd=block_read.fileno(),
+                    text_fds=text_fds,
                 ),
                 argv=plan.argv,
                 uid=request.first_id + plan.uid,

@@ -41,17 +41,13 @@ class Tmpfs:
 class Overlay:
     """The root: layers, the topmost first, below a writable one of a given size.
 
-    are_owners_shifted: for each layer, whether its files belong to ids of the image, else to the sandbox's host ids.
-    disk: an empty folder, or one used before, of a file system of its own that holds what is written; None: memory.
-    is_volatile: nothing is written back for the sake of a later mount.
+    owners: for each layer, the user number on its disk that is user 0 in the sandbox; group numbers alike.
     """
 
     path: str
     layers: tuple[str, ...]
-    are_owners_shifted: tuple[bool, ...]
+    owners: tuple[int, ...]
     size_bytes: int
-    disk: str | None = None
-    is_volatile: bool = True
 
 
 @dataclass(frozen=True, slots=True)

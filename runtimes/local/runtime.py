@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,9 +18,9 @@ from core.errors import (
     CreateTimeoutError,
     DaemonError,
     ExecdUnreachableError,
-    ImageNotFoundError,
     NotSupportedError,
     RuntimeUnavailableError,
+    SpecInvalidError,
 )
 from runtimes.base import EXECD_PORT, ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
 from runtimes.bundle import Bundle, ensure_bundle, sealing_flags
@@ -31,12 +31,19 @@ from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice, describe_missing
 from runtimes.local.executor import IDS_PER_SANDBOX, Executor, Started, StartRequest, can_change_user
-from runtimes.local.host_image import HOST_IMAGE, Sources, build_plan, shown_by_all, write_etc
+from runtimes.local.host_image import HOST_IMAGE, build_plan, shown_by_all, write_etc
 from runtimes.local.launch import BwrapExecutor, kill_by_name
+from runtimes.local.loop_disks import LoopDisks
+from runtimes.local.node_images import Base, Live, NodeImages
+from runtimes.local.pausing import is_paused, pause, resume, thaw_for_removal
 from runtimes.local.plan import Plan
+from runtimes.local.plan_parts import Sources
 from runtimes.local.records import Record, RecordExistsError, Records
+from runtimes.local.roots import Root
 from runtimes.local.seccomp import build_filter, encode
 from runtimes.local.spawner import Spawner
+from runtimes.local.statistics import with_disk_use
+from runtimes.local.stored_image import build_stored_plan
 from runtimes.local.syscalls import native_table
 from runtimes.local.unix_sockets import connect_to
 from runtimes.local.zygote.client import Zygote
@@ -67,11 +74,12 @@ class _Prepared:
 
 
 class LocalRuntime(Runtime):
-    """Sandboxes of the image `host`. They end with the process that created them, or with `remove`.
+    """Sandboxes of the image `host`, of stored images and of snapshots.
 
-    As root each sandbox has a host user of its own and hard limits by control groups; as another user it runs as that
-    user and, where control groups are not ours to make, under rlimits. Files written in it live in memory and count
-    against its memory limit as well as its disk limit.
+    They end with the process that created them, or with `remove`. As root each has host users of its own and hard
+    limits by control groups; as another user it runs as that user and, where control groups are not ours to make,
+    under rlimits. Files written in it live in memory, and count against its memory limit as well as its disk limit, or
+    in a file: see `LocalConfig.disk`.
     """
 
     name = "local"
@@ -84,7 +92,12 @@ class LocalRuntime(Runtime):
         self._cgroups = CgroupTree(config.cgroup_parent)
         self._prepare_lock = threading.Lock()
         self._prepared: _Prepared | None = None
+        self._images = NodeImages(config, as_root=self._as_root)
+        self._disks = LoopDisks(config.state_dir / "disks") if config.disk == "file" else None
         self._started: dict[str, Started] = {}
+        self._live: dict[str, Live] = {}
+        self._disks_lock = threading.Lock()
+        self._ended_disks: set[str] = set()
 
     def check(self) -> None:
         """Start and remove a small sandbox. Raises RuntimeUnavailableError with the way out."""
@@ -107,25 +120,75 @@ class LocalRuntime(Runtime):
 
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
         """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
-        if spec.image != HOST_IMAGE:
-            raise ImageNotFoundError(f"the local runtime has no image {spec.image!r}; it has: {HOST_IMAGE}")
         prepared = self._prepare()
+        base = self._images.base_of(spec.image)
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
-        self.plan(spec, prepared.executor.sources, (), prepared.seccomp)
-        deadline = Deadline(timeout_seconds)
-        with self._lock(spec.name):
-            reserved = self._reserve(prepared.records, spec, deadline)
-            if isinstance(reserved, SandboxHandle):
-                return reserved
-            try:
-                return self._start(prepared, spec, reserved, deadline)
-            except BaseException:
-                self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
-                raise
+        self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
+        return self._create(prepared, spec, base, Deadline(timeout_seconds))
 
-    def plan(self, spec: SandboxSpec, sources: Sources, argv: tuple[str, ...], seccomp: bytes) -> Plan:
+    def plan(
+        self, spec: SandboxSpec, root: Root, sources: Sources, argv: tuple[str, ...], seccomp: bytes
+    ) -> Plan:
         """Say what the sandbox will see and may do; argv: execd's command. Raises SpecInvalidError."""
-        return build_plan(spec, sources, argv, seccomp)
+        build = build_plan if root.config is None else build_stored_plan
+        return build(spec, root, sources, argv, seccomp)
+
+    def pause(self, handle: SandboxHandle) -> None:
+        """Stop every process where it stands; see `Runtime.pause`."""
+        record = self._alive(handle)
+        with self._lock(handle.name):
+            pause(self._cgroups.find(handle.name), record.init)
+
+    def resume(self, handle: SandboxHandle) -> None:
+        """Let a paused sandbox go on; see `Runtime.resume`."""
+        record = self._alive(handle)
+        with self._lock(handle.name):
+            resume(self._cgroups.find(handle.name), record.init)
+
+    def snapshot(self, handle: SandboxHandle, name: str) -> None:
+        """Keep a copy of all files, without the processes; see `Runtime.snapshot`."""
+        with self._lock(handle.name):
+            live = self._live_of(handle)
+            record, zygote = self._alive(handle), self._zygote()
+            group, init = self._cgroups.find(handle.name), record.init
+            layers = [(zygote.see(zygote.layer_of(live.disk, live.generation)), self._first_id(record))]
+            layers += [(zygote.see(path), owner) for path, owner in live.base.written_layers]
+            was_paused = is_paused(group, init)
+            pause(group, init)
+            try:
+                self._images.save_snapshot(name, live.base, layers)
+            finally:
+                if not was_paused:
+                    resume(group, init)
+
+    def fork(
+        self, handle: SandboxHandle, spec: SandboxSpec, *, timeout_seconds: float
+    ) -> tuple[SandboxHandle, SandboxHandle]:
+        """Start a second sandbox with the files of one; see `Runtime.fork`."""
+        prepared = self._prepare()
+        deadline = Deadline(timeout_seconds)
+        if spec.name == handle.name:
+            raise SpecInvalidError("name: a fork needs a name of its own", field="name")
+        with self._lock(handle.name):
+            live = self._live_of(handle)
+            record = self._alive(handle)
+            layer = self._zygote().layer_of(live.disk, live.generation)
+            root = live.base.root.below(layer, self._first_id(record))
+            base = replace(live.base, root=root, written=live.base.written + 1)
+            # Planned before anything ends, so that a bad spec leaves the original as it is.
+            self.plan(spec, root, prepared.executor.sources, (), prepared.seccomp)
+            self._end_processes(record)
+            again = replace(live, base=base, generation=live.generation + 1)
+            original = self._start(prepared, again, record, deadline)
+        return original, self._create(prepared, spec, base, deadline)
+
+    def remove_snapshot(self, name: str) -> None:
+        """Delete a snapshot; see `Runtime.remove_snapshot`."""
+        self._images.remove_snapshot(name)
+
+    def snapshots(self) -> Sequence[str]:
+        """Names of all snapshots of this node."""
+        return self._images.snapshots()
 
     def executions(self, handle: SandboxHandle) -> HttpExecutionClient:
         """Give a client for execd of this sandbox."""
@@ -149,7 +212,10 @@ class LocalRuntime(Runtime):
 
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use and OOM kills, also of a sandbox that has died but was not removed."""
-        return SandboxStats() if self._find(handle) is None else self._cgroups.find(handle.name).stats()
+        record = self._find(handle)
+        if record is None:
+            return SandboxStats()
+        return with_disk_use(self._cgroups.find(handle.name).stats(), record.init)
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and forget; see `Runtime.remove`. Raises DaemonError if something does not die."""
@@ -191,51 +257,125 @@ class LocalRuntime(Runtime):
             else:
                 threading.Event().wait(_POLL_SECONDS)
 
-    def _start(
-        self, prepared: "_Prepared", spec: SandboxSpec, record: Record, deadline: Deadline
+    def _create(
+        self, prepared: "_Prepared", spec: SandboxSpec, base: Base, deadline: Deadline
     ) -> SandboxHandle:
+        with self._lock(spec.name):
+            reserved = self._reserve(prepared.records, spec, deadline)
+            if isinstance(reserved, SandboxHandle):
+                return reserved
+            try:
+                self._images.lease(base, spec.name)
+                # A name of its own: what an earlier sandbox of this name wrote may still be a layer of others.
+                live = Live(spec, base, disk=f"{spec.name}.{secrets.token_hex(4)}")
+                return self._start(prepared, live, reserved, deadline)
+            except BaseException:
+                self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
+                raise
+
+    def _start(self, prepared: "_Prepared", live: Live, record: Record, deadline: Deadline) -> SandboxHandle:
+        spec = live.spec
         try:
             cgroup = self._cgroups.create(spec.name, spec.limits)
         except OSError as error:
             raise DaemonError(f"the control groups of {spec.name} could not be made: {error}") from error
-
         own_flags = (*_rlimits(spec.limits, cgroup), *_account_limits(spec.limits), *sealing_flags(spec))
         # The zygote has execd in memory already.
         program = () if self._has_zygote else prepared.bundle.command
 
         def plan(flags: tuple[str, ...]) -> Plan:
             argv = (*program, *flags, *own_flags)
-            return self.plan(spec, prepared.executor.sources, argv, prepared.seccomp)
+            return self.plan(spec, live.base.root, prepared.executor.sources, argv, prepared.seccomp)
 
         def on_init(init: ProcessRef) -> None:
             prepared.records.update(record, init=init)
 
-        request = StartRequest(
-            name=spec.name,
-            first_id=self._config.uid_base + record.slot * IDS_PER_SANDBOX,
-            plan=plan,
-            socket_path=self._socket_path(record),
-            cgroup=cgroup,
-            deadline=deadline,
-            on_init=on_init,
-        )
-        started = self._started[spec.name] = prepared.executor.start(request)
+        with self._disk_for(live) as device:
+            request = StartRequest(
+                name=spec.name,
+                disk=live.disk,
+                first_id=self._first_id(record),
+                plan=plan,
+                socket_path=self._socket_path(record),
+                cgroup=cgroup,
+                deadline=deadline,
+                on_init=on_init,
+                generation=live.generation,
+                device=device,
+            )
+            self._live[spec.name] = live
+            started = self._started[spec.name] = prepared.executor.start(request)
         return self._handle(prepared.records.update(record, init=started.init, is_ready=True))
 
-    def _remove(self, records: Records, record: Record) -> None:
-        cgroup = self._cgroups.find(record.name)
-        cgroup.kill()
-        if record.init is None:
-            kill_by_name(record.name)
-        elif not kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS):
+    def _disk_for(self, live: Live) -> AbstractContextManager[str | None]:
+        """Give the device of a disk file, while it is needed; None for a disk in memory, or one that is there."""
+        if self._disks is None or live.generation:
+            return nullcontext(None)
+        return self._disks.attached(live.disk, live.spec.limits.disk_bytes)
+
+    def _drop_disks(self, ended: Live | None) -> None:
+        """Let go of the disk of a sandbox that ended, and of earlier ones that no other has layers on any more."""
+        with self._disks_lock:
+            if ended is not None:
+                self._ended_disks.add(ended.disk)
+            for disk in list(self._ended_disks):
+                if any(live.stands_on(disk) for live in list(self._live.values())):
+                    continue
+                self._ended_disks.remove(disk)
+                if self._prepared is not None:
+                    self._prepared.executor.forget(disk)
+                if self._disks is not None:
+                    self._disks.drop(disk)
+
+    def _first_id(self, record: Record) -> int:
+        return self._config.uid_base + record.slot * IDS_PER_SANDBOX
+
+    def _alive(self, handle: SandboxHandle) -> Record:
+        record = self._find(handle)
+        if record is None or not record.is_alive:
+            raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
+        return record
+
+    def _live_of(self, handle: SandboxHandle) -> Live:
+        """Give what is known of a sandbox that this object has started, and whose files it can get at."""
+        self._alive(handle)
+        self._zygote()
+        live = self._live.get(handle.name)
+        if live is None:
+            raise NotSupportedError(f"only the process that started {handle.name} can copy its files")
+        return live
+
+    def _zygote(self) -> Zygote:
+        executor = self._prepare().executor
+        if not isinstance(executor, Zygote):
+            message = (
+                "snapshots and forks of local sandboxes need root: run the worker as root, or use docker"
+            )
+            raise NotSupportedError(message)
+        return executor
+
+    def _end_processes(self, record: Record) -> None:
+        """End all of a sandbox but its disk and its groups."""
+        self._cgroups.find(record.name).kill()
+        if record.init is not None and not kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS):
             raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
         started = self._started.pop(record.name, None)
         if started is not None:
             started.release()
+
+    def _remove(self, records: Records, record: Record) -> None:
+        cgroup = self._cgroups.find(record.name)
+        thaw_for_removal(cgroup)
+        if record.init is None:
+            cgroup.kill()
+            kill_by_name(record.name)
+        self._end_processes(record)
         try:
             cgroup.remove(timeout_seconds=KILL_TIMEOUT_SECONDS)
         except OSError as error:
             raise DaemonError(f"the control groups of {record.name} could not be removed: {error}") from error
+        self._drop_disks(self._live.pop(record.name, None))
+        self._images.release(record.name)
         self._socket_path(record).unlink(missing_ok=True)
         records.forget(record)
 
@@ -296,8 +436,11 @@ class LocalRuntime(Runtime):
 
 def _has_zygote(config: LocalConfig, *, as_root: bool) -> bool:
     """Say whether the zygote starts the sandboxes. Raises RuntimeUnavailableError if it was asked for and cannot."""
-    if config.executor == "zygote" and not as_root:
-        message = f"executor zygote needs root, and host users from {config.uid_base} on: use auto or bwrap"
+    if (config.executor == "zygote" or config.disk == "file") and not as_root:
+        message = (
+            f"executor zygote and disk file need root, and host users from {config.uid_base} on: "
+            "use executor auto and disk memory"
+        )
         raise RuntimeUnavailableError(message)
     return as_root and config.executor != "bwrap"
 

@@ -19,9 +19,9 @@ from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.local.bwrap import BwrapProgram
 from runtimes.local.executor import memory_file, new_messages, read_messages
-from runtimes.local.host_image import Sources
 from runtimes.local.inode_limits import limit_inodes
 from runtimes.local.plan import Mount
+from runtimes.local.plan_parts import Sources
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 

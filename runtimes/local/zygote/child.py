@@ -64,11 +64,15 @@ class Child:
         os.close(nothing)
         os.setsid()
         linux.make_private("/", receives=False)
+        os.umask(0)
         if has_network:
             _bring_up_loopback()
 
-    def become_sandbox(self, order: Order, descriptors: Sequence[int]) -> NoReturn:
-        """Run execd in the sandbox of the order, and end with it. descriptors: as the order names them."""
+    def become_sandbox(self, order: Order, disk: int, descriptors: Sequence[int]) -> NoReturn:
+        """Run execd in the sandbox of the order, and end with it.
+
+        disk: a mount that is nowhere yet. descriptors: as the order names them.
+        """
         status = 1
         try:
             messages = descriptors[order.descriptors.index(MESSAGES)]
@@ -77,7 +81,13 @@ class Child:
             _join_groups(order, descriptors)
             if "uts" in order.plan.namespaces:
                 socket.sethostname(order.plan.hostname)
-            enter_root(order.plan, prepared=self._prepared, first_id=order.first_id)
+            enter_root(
+                order.plan,
+                prepared=self._prepared,
+                disk=disk,
+                generation=order.disk.generation,
+                first_id=order.first_id,
+            )
             os.umask(0o022)
             os.chdir(order.plan.workdir)
             if "user" in order.plan.namespaces:

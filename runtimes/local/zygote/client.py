@@ -23,9 +23,10 @@ from runtimes.local.executor import (
     read_messages,
     start_failure,
 )
-from runtimes.local.host_image import Sources
+from runtimes.local.plan_parts import Sources
 from runtimes.local.unix_sockets import listen_at
-from runtimes.local.zygote.orders import LISTENER, MESSAGES, Order, encode
+from runtimes.local.zygote.disks import upper_of
+from runtimes.local.zygote.orders import DROP, LISTENER, MESSAGES, START, Disk, Order, encode
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
 __all__ = ["Zygote"]
@@ -101,6 +102,25 @@ class Zygote:
             raise
         return started
 
+    def forget(self, disk: str) -> None:
+        """Let go of what a sandbox wrote; see `Executor.forget`."""
+        with self._lock:
+            if self._connection is None or not self._connection.is_alive:
+                return
+            with suppress(OSError):
+                self._connection.control.send(f"{DROP} {disk}".encode())
+                self._connection.control.recv(_REPLY_BYTES)
+
+    def layer_of(self, disk: str, generation: int) -> str:
+        """Give the path, for an `Overlay`, of what a sandbox of this zygote wrote in a generation."""
+        return upper_of(str(self._folder), disk, generation)
+
+    def see(self, path: str) -> Path:
+        """Give the path by which this process, too, sees a folder of the zygote's."""
+        if self._connection is None:
+            raise DaemonError("the starter of sandboxes has ended, and with it what they wrote")
+        return Path(f"/proc/{self._connection.pid}/root{path}")
+
     def close(self) -> None:
         """End the zygote, and with it every sandbox it started."""
         with self._lock:
@@ -110,6 +130,7 @@ class Zygote:
         plan = request.plan(())
         order = Order(
             plan=replace(plan, argv=()),
+            disk=Disk(request.disk, request.generation, request.device),
             first_id=request.first_id,
             flags=plan.argv,
             descriptors=tuple(kind for kind, _ in passed),
@@ -141,7 +162,7 @@ class Zygote:
             if connection is None:
                 raise BrokenPipeError
             control = connection.control
-            socket.send_fds(control, [b"start"], descriptors)
+            socket.send_fds(control, [START.encode()], descriptors)
             reply = control.recv(_REPLY_BYTES).decode("utf-8", "replace")
             if not reply:
                 self._disconnect()
@@ -189,6 +210,11 @@ class _Connection:
     def is_alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its number on this host."""
+        return self._process.pid
 
     def await_ready(self) -> None:
         """Return when it takes orders. Raises RuntimeUnavailableError; it is closed then."""

@@ -9,15 +9,21 @@ from runtimes.local.plan import Plan
 __all__ = [
     "ACCOUNT",
     "CGROUP",
+    "DROP",
     "ID_COUNT",
     "LISTENER",
     "MESSAGES",
+    "START",
     "TASKS",
+    "Disk",
     "Order",
     "decode",
     "encode",
     "read_memory",
 ]
+
+START, DROP = "start", "drop"
+"""Messages: a sandbox to start; a disk to let go of, followed by a blank and its name."""
 
 ID_COUNT = 65_536
 """User and group ids a sandbox has of its own: 0 to 65,535 inside."""
@@ -28,6 +34,18 @@ file of version 1 to join, and a control group file that tells use, for execd's 
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Where a sandbox writes. name: the sandbox's. generation: counts how often what was written became a layer.
+
+    device: an ext4 file system; None: memory, of the size that the plan's root has.
+    """
+
+    name: str
+    generation: int = 0
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """One sandbox. first_id: host id of 0 inside. descriptors: what each that comes along is, in their order.
 
@@ -35,6 +53,7 @@ class Order:
     """
 
     plan: Plan
+    disk: Disk
     first_id: int
     descriptors: tuple[str, ...]
     flags: tuple[str, ...]

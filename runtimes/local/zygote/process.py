@@ -18,19 +18,20 @@ from typing import Final
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
 from execd.warm import warm_up
 from runtimes import linux
-from runtimes.local.plan import ALL_NAMESPACES, Namespace
+from runtimes.local.plan import ALL_NAMESPACES, Namespace, Overlay
 from runtimes.local.zygote.child import Child, birth_flags
+from runtimes.local.zygote.disks import Disks
 from runtimes.local.zygote.hot_pages import HotPages
 from runtimes.local.zygote.ids import map_ids
-from runtimes.local.zygote.orders import CGROUP, decode, read_memory
+from runtimes.local.zygote.orders import CGROUP, DROP, Order, decode, read_memory
 from runtimes.local.zygote.prepared import Prepared
 
-__all__ = ["MAX_DESCRIPTORS", "main"]
+__all__ = ["main"]
 
 MAX_DESCRIPTORS: Final = 32
 """Of one order, with room to spare."""
 
-_MAX_REPLY_BYTES: Final = 1024
+MAX_MESSAGE_BYTES: Final = 1024
 _SPARE_FORKS: Final = 8
 _PAUSE_MS: Final = 2
 """Of silence before a fork is made ahead: an order that comes meanwhile would have to wait for it."""
@@ -42,6 +43,7 @@ def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
     folder: an empty one, to mount on. sources: of the host, that sandboxes will see.
     """
     control = socket.socket(fileno=control_fd)
+    os.umask(0)
     linux.unshare(linux.CLONE_NEWNS)
     linux.make_private("/", receives=True)
     prepared = Prepared(folder, sources)
@@ -49,7 +51,7 @@ def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
     overwrite_arguments(b"execd")
     set_process_name("sandmill-zygote")
     control.send(b"ready")
-    _Zygote(control, prepared, hot_pages).serve()
+    _Zygote(control, prepared, Disks(folder), hot_pages).serve()
 
 
 def _load_everything() -> HotPages:
@@ -87,8 +89,9 @@ class _Fork:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, prepared: Prepared, hot_pages: HotPages) -> None:
+    def __init__(self, control: socket.socket, prepared: Prepared, disks: Disks, hot_pages: HotPages) -> None:
         self._control = control
+        self._disks = disks
         self._prepared = prepared
         self._hot_pages = hot_pages
         # Nobody else ever holds the write end, so the read end tells a child whether this process is alive.
@@ -116,41 +119,54 @@ class _Zygote:
             if self._control.fileno() in ready and not self._take_order():
                 return
             if not ready and is_short:
-                self._spares.append(self._fork(ALL_NAMESPACES))
+                self._spares.append(self._fork(ALL_NAMESPACES, is_early=True))
 
     def _take_order(self) -> bool:
-        """Start one sandbox and say its process id; False at the end of orders."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, 64, MAX_DESCRIPTORS)
+        """Start one sandbox and say its process id, or drop a disk; False at the end of orders."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return False
         try:
-            reply = str(self._start(descriptors))
+            word, _, name = message.decode().partition(" ")
+            if word == DROP:
+                self._disks.drop(name)
+                reply = "0"
+            else:
+                reply = str(self._start(descriptors))
         except (OSError, ValueError) as error:
             reply = f"error {error}"
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._control.send(reply.encode()[:_MAX_REPLY_BYTES])
+        self._control.send(reply.encode()[:MAX_MESSAGE_BYTES])
         return True
 
     def _start(self, descriptors: list[int]) -> int:
         order = decode(read_memory(descriptors[0]))
-        namespaces = order.plan.namespaces
-        if CGROUP in order.descriptors:
-            fork = self._fork(namespaces, descriptors[1 + order.descriptors.index(CGROUP)])
-        elif self._spares and namespaces == ALL_NAMESPACES:
-            fork = self._spares.pop()
-        else:
-            fork = self._fork(namespaces)
+        disk = self._disks.open(order.disk, order.plan)
         try:
-            fork.send(descriptors, order.first_id)
-        except BaseException:
-            fork.channel.close()
-            raise
+            fork = self._fork_for(order, descriptors[1:])
+            try:
+                fork.send([descriptors[0], disk, *descriptors[1:]], order.first_id)
+            except BaseException:
+                fork.channel.close()
+                raise
+        finally:
+            os.close(disk)
         number = fork.channel.fileno()
         self._starting[number] = fork
         self._poller.register(number, select.POLLIN)
         return fork.pid
+
+    def _fork_for(self, order: Order, descriptors: list[int]) -> _Fork:
+        """Take one that was made ahead, unless the order needs another sort."""
+        namespaces = order.plan.namespaces
+        if CGROUP in order.descriptors:
+            return self._fork(namespaces, descriptors[order.descriptors.index(CGROUP)])
+        root = order.plan.mounts[0]
+        # One made ahead does not see the disks that came after it.
+        is_usual = namespaces == ALL_NAMESPACES and not (isinstance(root, Overlay) and any(root.owners))
+        return self._spares.pop() if self._spares and is_usual else self._fork(namespaces)
 
     def _give_ids(self, number: int) -> None:
         """Map the ids of a process that has made its user namespace; forget one that asks no more."""
@@ -163,27 +179,31 @@ class _Zygote:
         self._poller.unregister(number)
         self._starting.pop(number).channel.close()
 
-    def _fork(self, namespaces: frozenset[Namespace], cgroup: int | None = None) -> _Fork:
+    def _fork(
+        self, namespaces: frozenset[Namespace], cgroup: int | None = None, *, is_early: bool = False
+    ) -> _Fork:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid, pidfd = linux.fork_into(birth_flags(namespaces), cgroup=cgroup)
         if pid == 0:
-            self._become_spare(theirs, has_network="net" in namespaces)
+            self._wait_and_become(theirs, has_network="net" in namespaces, is_early=is_early)
         theirs.close()
         os.close(pidfd)
         return _Fork(pid, ours)
 
-    def _become_spare(self, channel: socket.socket, *, has_network: bool) -> None:
+    def _wait_and_become(self, channel: socket.socket, *, has_network: bool, is_early: bool) -> None:
         """Wait for the order in the new process, and become what it says."""
         try:
             close_other_descriptors(keep={channel.fileno(), self._parent_lives})
             self._hot_pages.copy()
+            if is_early:
+                self._disks.leave()
             child = Child(self._prepared, self._parent_lives, channel, has_network=has_network)
-            message, descriptors, _, _ = socket.recv_fds(channel, 64, MAX_DESCRIPTORS)
+            message, descriptors, _, _ = socket.recv_fds(channel, 64, MAX_DESCRIPTORS + 1)
             if message:
-                memory, *rest = descriptors
+                memory, disk, *rest = descriptors
                 order = decode(read_memory(memory))
                 os.close(memory)
-                child.become_sandbox(order, rest)
+                child.become_sandbox(order, disk, rest)
         finally:
             os._exit(1)
 

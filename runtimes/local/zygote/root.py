@@ -20,48 +20,91 @@ from runtimes.local.plan import (
     Tmpfs,
 )
 from runtimes.local.zygote.ids import mapped_namespace
-from runtimes.local.zygote.prepared import Prepared
+from runtimes.local.zygote.prepared import READ_ONLY, Prepared
 
 __all__ = ["enter_root"]
 
 _SAFE: Final = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
-def enter_root(plan: Plan, *, prepared: Prepared, first_id: int) -> None:
+def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, first_id: int) -> None:
     """Build what the plan says and make it the root of this process; the host's own is out of reach afterwards.
 
-    For real root in a mount namespace of its own. first_id: host id of 0 inside. Raises OSError.
+    For real root in a mount namespace of its own. disk: a mount that is nowhere yet, to write to, in the folder of the
+    generation. first_id: host id of 0 inside. Raises OSError.
     """
     # Sources are opened while the host is still in sight, and put in their places when it no longer is: whatever links
     # an image has, they lead to places inside of it.
     sources = {mount: prepared.copy(mount.source) for mount in plan.mounts if isinstance(mount, Bind)}
     devices = linux.clone_mount(prepared.devices)
-    builder = _Builder(first_id + plan.uid, first_id + plan.gid, sources, devices)
+    builder = _Builder(first_id, plan, sources, devices)
     root, *rest = plan.mounts
-    builder.make_root(root, prepared.staging, first_id)
+    layers = (
+        [linux.clone_mount(layer, recursive=False) for layer in root.layers]
+        if isinstance(root, Overlay)
+        else []
+    )
+    linux.attach(disk, prepared.staging)
+    os.chdir(prepared.staging)
+    builder.enter_generation(generation)
+    if isinstance(root, Overlay):
+        builder.make_overlay(root, layers)
+    else:
+        builder.make_plain()
     linux.detach_root()
     for mount in rest:
         builder.add(mount)
 
 
 class _Builder:
-    """uid, gid: host ids of the sandbox's user. devices: a mount of a /dev, nowhere yet."""
+    """first_id: host id of 0 inside. devices: a mount of a /dev, nowhere yet."""
 
-    def __init__(self, uid: int, gid: int, sources: dict[Bind, int], devices: int) -> None:
-        self._uid, self._gid = uid, gid
+    def __init__(self, first_id: int, plan: Plan, sources: dict[Bind, int], devices: int) -> None:
+        self._first_id = first_id
+        self._uid, self._gid = first_id + plan.uid, first_id + plan.gid
         self._sources = sources
         self._devices = devices
 
-    def make_root(self, root: Mount, staging: str, first_id: int) -> None:
-        """Mount the root, and make it the working directory."""
-        match root:
-            case Tmpfs(path="/"):
-                linux.attach(self._tmpfs(root), staging)
-                os.chdir(staging)
-            case Overlay(path="/"):
-                self._overlay(root, staging, first_id)
-            case _:
-                raise ValueError("the first mount of a plan is its root")
+    def enter_generation(self, generation: int) -> None:
+        """Make the folders of a generation, on the disk that is the working directory, and go there."""
+        name = str(generation)
+        if not os.path.isdir(name):
+            os.mkdir(name, 0o755)
+        os.chdir(name)
+        for folder in ("upper", "work", "root", "layers"):
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o755)
+
+    def make_plain(self) -> None:
+        """Have the root on the disk itself, with nothing below, and make it the working directory."""
+        os.chown("upper", self._uid, self._gid)
+        linux.attach(linux.clone_mount("upper"), "root")
+        os.chdir("root")
+
+    def make_overlay(self, root: Overlay, layers: list[int]) -> None:
+        """Stack the layers, owners shifted to the sandbox's ids, below the disk; make it the working directory."""
+        shifts: dict[int, int] = {}
+        for number, (layer, owner) in enumerate(zip(layers, root.owners, strict=True)):
+            if owner != self._first_id and owner not in shifts:
+                shifts[owner] = mapped_namespace(self._first_id, seen_as=owner)
+            linux.change_mount(layer, READ_ONLY, ids=shifts.get(owner))
+            # Short names: the kernel takes one page of options.
+            os.makedirs(f"layers/{number:x}", exist_ok=True)
+            linux.attach(layer, f"layers/{number:x}")
+        for namespace in shifts.values():
+            os.close(namespace)
+        self._look_like("upper", "layers/0")
+        names = ":".join(f"layers/{number:x}" for number in range(len(layers)))
+        # Volatile: never written back for the sake of a later mount, since there is none.
+        options = f"lowerdir={names},upperdir=upper,workdir=work,volatile"
+        linux.mount("overlay", "root", "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
+        os.chdir("root")
+
+    def _look_like(self, folder: str, model: str) -> None:
+        """Give a folder the owner and mode of another."""
+        found = os.stat(model)
+        os.chown(folder, found.st_uid, found.st_gid)
+        os.chmod(folder, stat.S_IMODE(found.st_mode))
 
     def add(self, mount: Mount) -> None:
         """Add one mount below the root, which is this process's."""
@@ -72,8 +115,7 @@ class _Builder:
             case Bind():
                 self._bind(mount)
             case Directory(path, mode):
-                self._folder(path)
-                self._own(path, mode)
+                self._folder(path, mode)
             case Symlink(target, path):
                 os.symlink(target, path)
             case TextFile(path, text):
@@ -96,44 +138,6 @@ class _Builder:
             "gid": str(self._gid),
         }
         return linux.new_mount("tmpfs", options, _SAFE)
-
-    def _overlay(self, root: Overlay, staging: str, first_id: int) -> None:
-        """Stack the layers, owners shifted to the sandbox's ids, below a writable one of the plan's size."""
-        layers = [linux.clone_mount(layer, recursive=False) for layer in root.layers]
-        if root.disk is None:
-            options = {
-                "size": str(root.size_bytes),
-                "nr_inodes": str(inodes_for(root.size_bytes)),
-                "mode": "700",
-            }
-            linux.attach(linux.new_mount("tmpfs", options, _SAFE), staging)
-        else:
-            disk = linux.clone_mount(root.disk, recursive=False)
-            linux.change_mount(disk, _SAFE)
-            linux.attach(disk, staging)
-        os.chdir(staging)
-        for folder in ("upper", "work", "root"):
-            if not os.path.isdir(folder):
-                os.mkdir(folder)
-                os.chmod(folder, 0o755)
-                os.chown(folder, first_id, first_id)
-        os.makedirs("layers", exist_ok=True)
-        names = []
-        user_namespace = mapped_namespace(first_id) if any(root.are_owners_shifted) else None
-        for number, layer in enumerate(layers):
-            # Short names: the kernel takes one page of options.
-            name = f"layers/{number:x}"
-            os.makedirs(name, exist_ok=True)
-            ids = user_namespace if root.are_owners_shifted[number] else None
-            linux.change_mount(layer, linux.MOUNT_ATTR_RDONLY | _SAFE, ids=ids)
-            linux.attach(layer, name)
-            names.append(name)
-        # Never unmounted cleanly, so never written back for it either: it dies with its sandbox.
-        stack = f"lowerdir={':'.join(names)},upperdir=upper,workdir=work" + (
-            ",volatile" if root.is_volatile else ""
-        )
-        linux.mount("overlay", "root", "overlay", linux.MS_NOSUID | linux.MS_NODEV, stack)
-        os.chdir("root")
 
     def _bind(self, mount: Bind) -> None:
         source = self._sources[mount]
@@ -158,15 +162,16 @@ class _Builder:
         pts = {"newinstance": None, "ptmxmode": "666", "mode": "620"}
         linux.attach(linux.new_mount("devpts", pts, attributes), f"{path}/pts")
 
-    def _folder(self, path: str) -> None:
+    def _folder(self, path: str, mode: int = 0o755) -> None:
         """Make a folder and its parents where they are missing; new ones are the sandbox's own."""
         missing = []
-        while not os.path.lexists(path):
+        # A link of the image's may lead nowhere: then making the folder fails, and the error names it.
+        while not os.path.exists(path):
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
             os.mkdir(folder)
-            self._own(folder, 0o755)
+            self._own(folder, mode if folder is missing[0] else 0o755)
 
     def _empty_file(self, path: str) -> None:
         """Have something to mount a file on."""

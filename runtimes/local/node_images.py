@@ -1,0 +1,109 @@
+"""What sandboxes of this node can start from: the host, stored images, snapshots; and the disks they write to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import ImageNotFoundError, SpecInvalidError
+from runtimes.base import SandboxSpec
+from runtimes.local.config import LocalConfig
+from runtimes.local.host_image import HOST_IMAGE
+from runtimes.local.images import ImageStore, StoredImage
+from runtimes.local.roots import HOST_ROOT, Root, root_of_image
+from runtimes.local.snapshots import SNAPSHOT_PREFIX, SnapshotRecord, Snapshots, root_of_snapshot
+from runtimes.local.zygote.disks import DISKS
+
+__all__ = ["Base", "Live", "NodeImages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a sandbox starts from. image: the stored one that is at the bottom; None: the host.
+
+    root: all layers. written: how many of them, from the top, are no image's: a sandbox or a snapshot wrote them.
+    """
+
+    root: Root
+    image: StoredImage | None = None
+    written: int = 0
+
+    @property
+    def written_layers(self) -> list[tuple[str, int]]:
+        """Those that are no image's, top first, each with the id on disk that is user 0."""
+        return list(zip(self.root.layers, self.root.owners, strict=True))[: self.written]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A sandbox this process has started. disk, generation: see `zygote.orders.Disk`."""
+
+    spec: SandboxSpec
+    base: Base
+    disk: str
+    generation: int = 0
+
+    def stands_on(self, disk: str) -> bool:
+        """Whether what was written to a disk is a layer of this one."""
+        return any(f"/{DISKS}/{disk}/" in layer for layer, _ in self.base.written_layers)
+
+
+class NodeImages:
+    """Images, snapshots and disk files of one node."""
+
+    def __init__(self, config: LocalConfig, *, as_root: bool) -> None:
+        """Touch nothing yet."""
+        self._as_root = as_root
+        self._store = ImageStore(config.state_dir / "images", as_root=as_root)
+        self._snapshots = Snapshots(config.state_dir / "snapshots")
+
+    def base_of(self, name: str) -> Base:
+        """Find what a job asks for. Raises ImageNotFoundError, BadImageError."""
+        if name == HOST_IMAGE:
+            return Base(HOST_ROOT)
+        if name.startswith(SNAPSHOT_PREFIX):
+            record, own = self._snapshots.find(name.removeprefix(SNAPSHOT_PREFIX))
+            image = None if record.image == HOST_IMAGE else self._store.find(record.image)
+            return Base(root_of_snapshot(record, own, image.layers if image else ()), image, len(own))
+        try:
+            image = self._store.find(name)
+        except ImageNotFoundError as error:
+            message = f"{error}; besides there is {HOST_IMAGE!r}: `sandmill-server image pull` fetches others"
+            raise ImageNotFoundError(message) from error
+        except SpecInvalidError as error:
+            raise ImageNotFoundError(f"{error}; besides there is {HOST_IMAGE!r}") from error
+        return Base(root_of_image(image), image)
+
+    def lease(self, base: Base, holder: str) -> None:
+        """Keep the layers of the image while a sandbox, or snapshot, stands on them."""
+        if base.image is not None:
+            self._store.lease(base.image, holder)
+
+    def release(self, holder: str) -> None:
+        """Give a lease back. Idempotent."""
+        self._store.release(holder)
+
+    def save_snapshot(self, name: str, base: Base, layers: Sequence[tuple[Path, int]]) -> None:
+        """Copy what was written, top first, each layer with the id on disk that is user 0; see `Snapshots.save`."""
+        root = base.root
+        image = HOST_IMAGE if base.image is None else base.image.digest
+        self.lease(base, _holder(name))
+        record = SnapshotRecord(image, root.config, root.uid, root.gid, root.home)
+        try:
+            self._snapshots.save(name, record, layers, as_root=self._as_root)
+        except BaseException:
+            if name not in self._snapshots.list():
+                self.release(_holder(name))
+            raise
+
+    def remove_snapshot(self, name: str) -> None:
+        """Delete it, and free what it stood on."""
+        self._snapshots.remove(name)
+        self.release(_holder(name))
+
+    def snapshots(self) -> list[str]:
+        """All names."""
+        return self._snapshots.list()
+
+
+def _holder(snapshot: str) -> str:
+    return f"snapshot.{snapshot}"

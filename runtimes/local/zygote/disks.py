@@ -1,0 +1,66 @@
+"""The file systems that sandboxes write to, mounted where only the zygote and its children see them.
+
+Each has a folder per generation, with `upper` in it: what the sandbox wrote. When that becomes a layer of other
+sandboxes, the next generation begins. A file system lives until the last sandbox that uses a layer of it is gone.
+"""
+
+import os
+
+from runtimes import linux
+from runtimes.local.inode_limits import inodes_for
+from runtimes.local.plan import Overlay, Plan, Tmpfs
+from runtimes.local.zygote.orders import Disk
+
+__all__ = ["DISKS", "Disks", "upper_of"]
+
+DISKS = "disks"
+"""Name of their folder in the zygote's."""
+
+_SAFE = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
+
+def upper_of(folder: str, name: str, generation: int) -> str:
+    """Give the path, in the zygote's sight, of what a sandbox wrote in a generation. folder: the zygote's own."""
+    return f"{folder}/{DISKS}/{name}/{generation}/upper"
+
+
+class Disks:
+    """Those of one zygote."""
+
+    def __init__(self, folder: str) -> None:
+        """folder: in this process's own mount namespace."""
+        self._folder = f"{folder}/{DISKS}"
+        os.mkdir(self._folder)
+        # A mount of its own, so that a fork can let go of all of them at once.
+        linux.attach(linux.new_mount("tmpfs", {"size": "1m", "mode": "700"}, _SAFE), self._folder)
+
+    def open(self, disk: Disk, plan: Plan) -> int:
+        """Give a mount of the disk that is nowhere yet; it is made unless it is there. Raises OSError."""
+        place = f"{self._folder}/{disk.name}"
+        if not os.path.isdir(place):
+            os.mkdir(place)
+            try:
+                linux.attach(_new_file_system(disk, plan), place)
+            except BaseException:
+                os.rmdir(place)
+                raise
+        return linux.clone_mount(place)
+
+    def drop(self, name: str) -> None:
+        """Let go of a sandbox's disk. Idempotent."""
+        place = f"{self._folder}/{name}"
+        if os.path.isdir(place):
+            linux.unmount(place)
+            os.rmdir(place)
+
+    def leave(self) -> None:
+        """Let go of all of them, in a fork that will not need them and may wait for long."""
+        linux.unmount(self._folder)
+
+
+def _new_file_system(disk: Disk, plan: Plan) -> int:
+    if disk.device is not None:
+        return linux.new_mount("ext4", {"source": disk.device}, _SAFE)
+    size = next(mount.size_bytes for mount in plan.mounts if isinstance(mount, Tmpfs | Overlay))
+    options = {"size": str(size), "nr_inodes": str(inodes_for(size)), "mode": "700"}
+    return linux.new_mount("tmpfs", options, _SAFE)
