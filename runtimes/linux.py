@@ -29,11 +29,13 @@ __all__ = [
     "MS_NOEXEC",
     "MS_NOSUID",
     "attach",
+    "become_user",
     "change_mount",
     "clone_mount",
     "detach_root",
     "die_with_parent",
-    "drop_privileges",
+    "drop_bounding_set",
+    "drop_capabilities",
     "enter_namespace",
     "fork_into",
     "install_seccomp",
@@ -248,20 +250,28 @@ def die_with_parent() -> None:
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
 
 
-def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
-    """Become another user for good: no capability is left, and none can be gained by running a program."""
+def become_user(uid: int, gid: int) -> None:
+    """Become another user, in no other group, for good: running a program gives no rights back."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
+
+
+def drop_bounding_set() -> None:
+    """Let no program ever have a capability; needs CAP_SETPCAP."""
     for number in range(_MAX_CAPABILITIES):
         if _LIBC.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0):
             if ctypes.get_errno() == errno.EINVAL:  # past the last one this kernel knows
                 break
             _check(-1)
     _check(_LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
-    os.setgroups(groups)
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability this process has."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _check(_LIBC.capset(header, bytes(24)))
-    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
 
 
 def install_seccomp(program: bytes) -> None:

@@ -91,6 +91,11 @@ def test_filter_is_what_refuses_system_calls(weaken_local):
         assert probes.privilege_faults(probes.find(box, "privileges")) == ["Seccomp"]
 
 
+def test_dropping_is_what_takes_capabilities_away(weaken_local):
+    with weaken_local(lambda plan: replace(plan, keep_capabilities=True)) as kind, kind.box() as box:
+        assert probes.privilege_faults(probes.find(box, "privileges")) != []
+
+
 STEERING = {"prlimit64", "sched_setaffinity", "setpriority process", "setpriority user", "ioprio_set user"}
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from execd.daemon import run
 from runtimes import linux
-from runtimes.local.plan import Namespace
+from runtimes.local.plan import Namespace, Plan
 from runtimes.local.zygote.orders import ACCOUNT, LISTENER, MESSAGES, TASKS, Order
 from runtimes.local.zygote.prepared import Prepared
 from runtimes.local.zygote.root import enter_root
@@ -92,7 +92,7 @@ class Child:
             os.chdir(order.plan.workdir)
             if "user" in order.plan.namespaces:
                 self._enter_user_namespace(order.first_id, may_nest=order.plan.nested_user_namespaces)
-            linux.drop_privileges(order.plan.uid, order.plan.gid, [])
+            _drop_privileges(order.plan)
             # A change of user makes the kernel forget it.
             _die_with_parent(self._parent_lives)
             if order.plan.seccomp is not None:
@@ -124,6 +124,15 @@ class Child:
         if not self._channel.recv(16):
             raise RuntimeError("the starter of this sandbox has ended")
         self._channel.close()
+
+
+def _drop_privileges(plan: Plan) -> None:
+    if not plan.keep_capabilities:
+        linux.drop_bounding_set()
+    linux.become_user(plan.uid, plan.gid)
+    if not plan.keep_capabilities:
+        # Not a matter of course: it was not user 0 of this namespace, so the change of user took none away.
+        linux.drop_capabilities()
 
 
 def _die_with_parent(parent_lives: int) -> None:

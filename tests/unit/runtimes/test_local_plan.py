@@ -5,19 +5,21 @@ import pytest
 from core.errors import SpecInvalidError
 from runtimes.local.bwrap import arguments
 from runtimes.local.diagnosis import advice
-from runtimes.local.host_image import Sources, build_plan, write_etc
-from runtimes.local.plan import Bind, Directory, Plan, ProcFolder, Tmpfs
+from runtimes.local.host_image import build_plan, write_etc
+from runtimes.local.plan import Bind, Directory, Overlay, Plan, ProcFolder, TextFile, Tmpfs
+from runtimes.local.plan_parts import Sources
+from runtimes.local.roots import HOST_ROOT
 from tests.support.sandboxes import make_spec
 
 SOURCES = Sources(etc="/view/etc", bundle="/view/bundle", extra={"/opt/py": "/view/py"})
 
 
 def plan(**changes):
-    return build_plan(make_spec(image="host", **changes), SOURCES, ("/.sbx/execd",), b"filter")
+    return build_plan(make_spec(image="host", **changes), HOST_ROOT, SOURCES, ("/.sbx/execd",), b"filter")
 
 
 def options(made):
-    return arguments(made, seccomp_fd=9, info_fd=7, block_fd=8)
+    return arguments(made, seccomp_fd=9, info_fd=7, block_fd=8, text_fds={})
 
 
 def option_of(words, name):
@@ -49,7 +51,8 @@ def test_every_guard_is_on_the_command_line():
 )
 def test_guard_comes_from_the_plan(change, missing):
     made = Plan(**{"mounts": (), "argv": ("x",), "workdir": "/", "seccomp": b"f", **change})
-    words = arguments(made, seccomp_fd=None if made.seccomp is None else 9, info_fd=7, block_fd=8)
+    seccomp_fd = None if made.seccomp is None else 9
+    words = arguments(made, seccomp_fd=seccomp_fd, info_fd=7, block_fd=8, text_fds={})
     assert missing not in words
 
 
@@ -149,3 +152,13 @@ def test_forbidding_setting_is_named_with_its_remedy(tmp_path, name, value, comm
 def test_without_a_setting_to_blame_the_other_ways_are_named(tmp_path):
     assert "docker" in advice(tmp_path).lower()
     assert Path("/proc/sys").exists()
+
+
+def test_layers_and_texts_become_options_of_bwrap():
+    text = TextFile("/etc/hosts", "x")
+    made = Plan(mounts=(Overlay("/", ("/top", "/low"), (0, 0), 1), text), argv=("x",), workdir="/")
+    words = arguments(made, seccomp_fd=None, info_fd=7, block_fd=8, text_fds={text: 11})
+    start = words.index("--overlay-src")
+    assert words[start : start + 10] == [
+        "--overlay-src", "/low", "--overlay-src", "/top", "--tmp-overlay", "/", "--perms", "0644", "--file", "11",
+    ]  # fmt: skip

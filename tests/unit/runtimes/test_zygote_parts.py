@@ -5,7 +5,7 @@ import os
 
 from runtimes.local.plan import Bind, DeviceFolder, Directory, Overlay, Plan, ProcFolder, TextFile, Tmpfs
 from runtimes.local.zygote.hot_pages import HotPages, _join, _own_pages
-from runtimes.local.zygote.orders import LISTENER, MESSAGES, Order, decode, encode
+from runtimes.local.zygote.orders import LISTENER, MESSAGES, Disk, Order, decode, encode
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -13,7 +13,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def test_an_order_comes_out_as_it_went_in():
     plan = Plan(
         mounts=(
-            Overlay("/", ("/a", "/b"), (True, False), 1 << 20),
+            Overlay("/", ("/a", "/b"), (0, 720_000), 1 << 20),
             Tmpfs("/t", 4096),
             Bind("/usr", "/usr"),
             Directory("/w\udcff"),
@@ -26,7 +26,7 @@ def test_an_order_comes_out_as_it_went_in():
         environment={"A": "\udcff é"},
         seccomp=b"\x00\xff",
     )
-    order = Order(plan, 720_000, (LISTENER, MESSAGES), ("--sealed",))
+    order = Order(plan, Disk("sm-1.a", 2, "/dev/loop0"), 720_000, (LISTENER, MESSAGES), ("--sealed",))
     assert decode(encode(order)) == order
 
 
