@@ -1,8 +1,7 @@
 """Users and groups of the sandbox, read from its own /etc/passwd and /etc/group."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from execd.errors import UnknownAccountError
 from execd.readfile import read_small_file
@@ -15,8 +14,7 @@ _MAX_ACCOUNT_FILE_BYTES: Final = 1024 * 1024
 _MAX_ID: Final = 2**32 - 2  # 2**32 - 1 means "leave as it is" to the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """One line of /etc/passwd."""
 
     name: str

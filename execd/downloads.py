@@ -3,8 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from execd.errors import BadRangeError, InvalidFileError, error_from_os
 from execd.readfile import open_regular
@@ -16,8 +15,7 @@ CHUNK_BYTES: Final = 256 * 1024
 _RANGE = re.compile(r"bytes=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """Bytes first to last of a file, both included."""
 
     first: int

@@ -1,7 +1,6 @@
 """Reading what file and directory routes are asked for. Strict: unknown fields and wrong types are refused by name."""
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from execd.errors import InvalidBodyError, InvalidFileMetadataError
 from execd.requests import parse_json
@@ -24,8 +23,7 @@ KEPT_MODE_BITS: Final = 0o1777
 """Set-user-id and set-group-id never come from outside."""
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(NamedTuple):
     """What a file or directory gets; None leaves it. mode: permission bits. owner, group: name or decimal number."""
 
     mode: int | None = None
@@ -33,24 +31,21 @@ class Permission:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileMetadata:
+class FileMetadata(NamedTuple):
     """Where an uploaded file goes."""
 
     path: str
     permission: Permission = Permission()
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One file or directory to be renamed."""
 
     src: str
     dest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
+class Replacement(NamedTuple):
     """Bytes to look for, at least one, and those to put in their place."""
 
     old: bytes

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["BrokenMultipartError", "MultipartParser", "PartBegin", "PartData", "PartEnd", "boundary_of"]
 
@@ -20,23 +19,20 @@ class BrokenMultipartError(ValueError):
     """The body is not a multipart body of this boundary, or a part's header passes 16 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartBegin:
+class PartBegin(NamedTuple):
     """A part begins. name and filename come from Content-Disposition; filename is None for a plain field."""
 
     name: str
     filename: str | None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PartData:
+class PartData(NamedTuple):
     """Some of the part's bytes; a view is good until the parser is fed again."""
 
     data: bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
 class PartEnd:
     """The part is complete."""
 

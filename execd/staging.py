@@ -4,8 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from execd.accounts import Accounts
 from execd.copying import copy_content
@@ -21,8 +20,7 @@ _MAX_HELD_DIRECTORIES: Final = 4
 _COMMITS_PER_STEP: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
+class _Staged(NamedTuple):
     """A file not yet in its place. directory: descriptor, or None if temporary and name are whole paths.
 
     is_copied: its content goes into the file that is there, which keeps its owner.
@@ -79,7 +77,7 @@ class Staging:
                     os.fchown(fd, status.st_uid, status.st_gid)
                     os.fchmod(fd, stat.S_IMODE(status.st_mode) & KEPT_MODE_BITS)
                 except PermissionError:
-                    self._staged[-1] = replace(self._staged[-1], is_copied=True)
+                    self._staged[-1] = self._staged[-1]._replace(is_copied=True)
         except OSError as error:
             raise error_from_os(error, target) from error
 
