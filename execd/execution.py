@@ -123,6 +123,7 @@ class Execution:
         self._pump: Pump | None = None
         self._kill: asyncio.Task[None] | None = None
         self._clients: list[Position] = []
+        output.needed_from = self._needed_from
 
     @property
     def exit_code(self) -> int | None:
@@ -253,6 +254,9 @@ class Execution:
         """Note that a reader has passed something on."""
         if self._pump is not None:
             self._pump.wake()
+
+    def _needed_from(self) -> int | None:
+        return self._clients[0].position if self._clients else None
 
     def _release_if_done(self) -> None:
         if self.on_release is not None and self.finished.is_set() and not self._clients:

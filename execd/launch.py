@@ -234,7 +234,8 @@ def _program(
         return [name], executable
     script = request.command.encode("utf-8")
     if len(script) <= _MAX_ARGUMENT_BYTES:
-        return [name, "-c", request.command], executable
+        # Two dashes, or text that begins with one would be taken for options.
+        return [name, "-c", "--", request.command], executable
     fd = os.memfd_create("command", os.MFD_CLOEXEC)
     plumbing.theirs.append(fd)
     # The shell opens the script anew, so the inherited descriptor is closed before the script's first word.

@@ -22,8 +22,8 @@ DEFAULT_LOG_BYTES: Final = 2 * 1024 * 1024
 _HEAD_BYTES: Final = 64 * 1024
 """The beginning of each log is kept apart, since that is where a failing command says what it set out to do."""
 
-FLOOR_BYTES: Final = 144 * 1024
-"""Not even lack of room takes these last bytes of a running command: its client may be that far behind."""
+FLOOR_BYTES: Final = 64 * 1024
+"""Not even lack of room takes these last bytes of a running command."""
 
 _NOTHING: Final = bytearray()
 _SEGMENT_BYTES: Final = 16 * 1024
@@ -71,7 +71,8 @@ class OutputLog:
     """The output of one command.
 
     end: bytes in the log; what is held back as the beginning of a line comes on top. dropped_bytes: of these, no longer
-    kept. is_ended: nothing will follow. listeners: called after each change.
+    kept. is_ended: nothing will follow. listeners: called after each change. needed_from: gives the offset from which
+    on a client has yet to get all, if there is such a client; nothing of that is dropped, whatever the room.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class OutputLog:
         "is_ended",
         "kept_bytes",
         "listeners",
+        "needed_from",
     )
 
     def __init__(self, budget: "OutputBudget", *, splits_at_cr: bool = False) -> None:
@@ -95,6 +97,7 @@ class OutputLog:
         self.kept_bytes = 0
         self.is_ended = False
         self.listeners: set[Callable[[], None]] = set()
+        self.needed_from: Callable[[], int | None] = _nothing_needed
         self._budget = budget
         self._holders = {stream: LineHolder(splits_at_cr=splits_at_cr) for stream in STREAMS}
         self._ends = dict.fromkeys(STREAMS, 0)
@@ -176,6 +179,8 @@ class OutputLog:
         tail = self.kept_bytes - sum(segment.cost for segment in self._segments[: self._head_count])
         if tail > FLOOR_BYTES:
             return self._drop_tail(max(FLOOR_BYTES, tail // 2))
+        if self._droppable(0, self._head_count) < self._head_count:
+            return 0
         self._head_is_open = False
         dropped = self._drop(0, self._head_count)
         self._head_count = 0
@@ -229,7 +234,16 @@ class OutputLog:
         while excess > 0:
             excess -= self._segments[self._head_count + count].cost
             count += 1
-        return self._drop(self._head_count, self._head_count + count)
+        return self._drop(self._head_count, self._droppable(self._head_count, self._head_count + count))
+
+    def _droppable(self, first: int, last: int) -> int:
+        """Give where to stop before `last`, so that nothing is dropped that is needed."""
+        needed = self.needed_from()
+        if needed is None:
+            return last
+        while last > first and self._segments[last - 1].end > needed:
+            last -= 1
+        return last
 
     def _drop(self, first: int, last: int) -> int:
         room = 0
@@ -297,9 +311,13 @@ class OutputBudget:
                 del self._retired[log]
                 log.clear()
                 continue
-            largest = max(self._running, key=_kept_bytes_of, default=None)
-            if largest is None or not largest.trim():
+            by_size = sorted(self._running, key=_kept_bytes_of, reverse=True)
+            if not any(log.trim() for log in by_size):
                 return
+
+
+def _nothing_needed() -> int | None:
+    return None
 
 
 def _offset_of(segment: _Segment) -> int:

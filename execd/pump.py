@@ -21,7 +21,7 @@ QUIET_SECONDS: Final = 0.2
 """After the main process ended, output of those it left behind is awaited only this long since the last byte."""
 
 WINDOW_BYTES: Final = 32 * 1024
-"""How far a command may be ahead of its client. With a read and a line held back, still within what a log keeps."""
+"""How far a command may be ahead of its client."""
 
 _READ_BYTES: Final = 32 * 1024
 """A read of bare newlines becomes 40 times its size in frames; this bounds that to about a megabyte."""

@@ -17,7 +17,7 @@ MAX_VALUE_CHARACTERS: Final = 8 * 1024
 # Bash reads two strings that end in NUL. The code is on the first line of what it runs, so line numbers are right.
 _BASH_MAIN: Final = (
     'IFS= read -r -d "" __sm_setup; IFS= read -r -d "" __sm_code; exec 9>&2 2>&1 </dev/null; '
-    'eval "$__sm_setup" >/dev/null 2>&1; eval "$__sm_prefix$__sm_code" 9>&-'
+    'eval "$__sm_setup" >/dev/null 2>&1; eval -- "$__sm_prefix$__sm_code" 9>&-'
 )
 
 _BASH_FUNCTIONS: Final = r"""

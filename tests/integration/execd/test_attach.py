@@ -163,7 +163,8 @@ def test_readers_that_go_away_leave_nothing_behind(execd: RunningExecd) -> None:
 
 
 def test_clients_that_vanish_take_their_commands_with_them(execd: RunningExecd) -> None:
-    body = json.dumps({"command": "sleep 99 & sleep 99"}).encode()
+    seconds = f"9{time.time_ns()}"  # that no one else on this machine sleeps for
+    body = json.dumps({"command": f"sleep {seconds} & sleep {seconds}"}).encode()
     head = b"POST /command HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     execd.client.get("/ping")
     before = execd.descriptors()
@@ -180,7 +181,7 @@ def test_clients_that_vanish_take_their_commands_with_them(execd: RunningExecd) 
     listed = execd.client.get("/commands", params={"limit": 1000}).json()["commands"]
     assert {each["reason"] for each in listed} == {"killed_by_client"}
     started = time.monotonic()
-    assert execd.run("pgrep -c -x sleep").output() == b"0\n"
+    assert execd.run(f"pgrep -c -f -x 'sleep {seconds}'").output() == b"0\n"
     assert time.monotonic() - started < 2
 
 

@@ -125,9 +125,27 @@ def test_running_commands_share_the_room_and_keep_their_last_bytes() -> None:
             log.write("stdout", b"%05d" % number * 2000 + b"\n")
     assert budget.used_bytes <= 2_000_000 + FLOOR_BYTES
     for log in running:
-        start, data = log.read_stream("stdout", log.end - 100_000, max_bytes=100_000)
-        assert start == log.end - 100_000
+        start, data = log.read_stream("stdout", log.end - 50_000, max_bytes=50_000)
+        assert start == log.end - 50_000
         assert data.endswith(b"00399\n")
+
+
+def test_nothing_is_dropped_that_a_client_has_yet_to_get() -> None:
+    budget = OutputBudget(total_bytes=300_000, log_bytes=200_000)
+    log, other = OutputLog(budget), OutputLog(budget)
+    position = 0
+    log.needed_from = lambda: position
+    for _ in range(5):
+        log.write("stdout", b"x" * 9_999 + b"\n")
+    for _ in range(100):
+        other.write("stdout", b"y" * 9_999 + b"\n")
+    assert not log.truncated  # not even its beginning
+    for position in range(0, 1_000_000, 10_000):
+        log.write("stdout", b"x" * 9_999 + b"\n")
+        other.write("stdout", b"y" * 9_999 + b"\n")
+        first = next(log.pieces(position, max_bytes=1))
+        assert first.offset == position
+    assert log.truncated
 
 
 def test_a_forgotten_log_gives_its_room_back() -> None:
