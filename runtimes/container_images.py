@@ -44,6 +44,7 @@ class ImageCatalogue:
             workdir=config.get("WorkingDir") or "",
             environment=_environment(config),
             user=self._user(engine, facts["Id"], config.get("User") or ""),
+            volumes=tuple(sorted(config.get("Volumes") or ())),
         )
         if workdir is None or workdir == "/":
             return image

@@ -1,11 +1,11 @@
 """What a sandbox becomes as a container: the settings for the engine, as plain data."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.errors import SpecInvalidError
+from core.errors import BadImageError, SpecInvalidError
 from runtimes.base import EXECD_PORT, SandboxSpec
 from runtimes.bundle import (
     BUNDLE_MOUNT,
@@ -39,6 +39,9 @@ _FIRST_USER = 1_879_048_192
 _BYTES_PER_INODE = 4096
 """A file system of n bytes may hold n / 4096 files: as many as if each had one block."""
 
+_MAX_VOLUMES = 16
+"""Real images have one or two."""
+
 _NO_WORKDIR = {"/dev", "/proc", "/sys", BUNDLE_MOUNT}
 
 _MASKED_PATHS = (
@@ -54,7 +57,7 @@ _LOG_LIMIT = {"max-size": "64k", "max-file": "1"}
 class ContainerImage:
     """What matters of an image. environment: its ENV. user: (uid, gid) of its USER, None for root or none.
 
-    has_workdir: whether the workdir a job asked for is a folder of the image.
+    has_workdir: whether the workdir a job asked for is a folder of the image. volumes: paths of its VOLUME.
     """
 
     id: str
@@ -62,6 +65,7 @@ class ContainerImage:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: tuple[int, int] | None = None
     has_workdir: bool = False
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def container_settings(
 ) -> dict[str, Any]:
     """Give the body of the engine's create call. token: what execd will demand of its clients.
 
-    Raises SpecInvalidError for what no container can have.
+    Raises SpecInvalidError for what no container can have, BadImageError for what no image may.
     """
     workdir = _workdir(spec, image)
     command = (*bundle.command, "--host", "127.0.0.1", "--port", str(EXECD_PORT), *sealing_flags(spec))
@@ -110,7 +114,9 @@ def container_settings(
         "HostConfig": {
             **_host_config(spec, rules, bundle),
             "Tmpfs": _memory_file_systems(
-                spec.limits.disk_bytes, user, "" if spec.workdir is None or image.has_workdir else workdir
+                spec.limits.disk_bytes,
+                user,
+                [*(() if spec.workdir is None or image.has_workdir else (workdir,)), *_volumes(image)],
             ),
         },
     }
@@ -141,11 +147,33 @@ def _workdir(spec: SandboxSpec, image: ContainerImage) -> str:
     if not workdir.startswith("/") or "\0" in workdir or ".." in workdir.split("/"):
         message = f"workdir {workdir!r} is not an absolute path without '..'"
         raise SpecInvalidError(message, field="workdir")
-    first = next((name for name in workdir.split("/") if name not in ("", ".")), "")
-    if f"/{first}" in _NO_WORKDIR:
-        message = f"workdir {workdir} is in /{first}, which belongs to the kernel or to execd"
+    owner = _owner_of(workdir)
+    if owner:
+        message = f"workdir {workdir} is in {owner}, which belongs to the kernel or to execd"
         raise SpecInvalidError(message, field="workdir")
     return workdir
+
+
+def _volumes(image: ContainerImage) -> list[str]:
+    """Give the paths of an image's volumes, each of which is covered by a place in memory.
+
+    The engine would put a folder of the host there: without a limit, with devices and setuid programs, and, in the
+    bundle, with files of the image. Raises BadImageError.
+    """
+    if len(image.volumes) > _MAX_VOLUMES:
+        raise BadImageError(f"the image has {len(image.volumes)} volumes; at most {_MAX_VOLUMES} are covered")
+    for path in image.volumes:
+        if not path.startswith("/") or "\0" in path or ":" in path or ".." in path.split("/"):
+            raise BadImageError(f"volume {path!r} of the image is not an absolute path without '..' and ':'")
+        if _owner_of(path) or not path.strip("/."):
+            raise BadImageError(f"volume {path!r} of the image would cover what is the kernel's or execd's")
+    return sorted(image.volumes)
+
+
+def _owner_of(path: str) -> str:
+    """Give the first folder of a path if it is the kernel's or execd's, else nothing."""
+    first = "/" + next((name for name in path.split("/") if name not in ("", ".")), "")
+    return first if first in _NO_WORKDIR else ""
 
 
 def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> dict[str, Any]:
@@ -179,13 +207,14 @@ def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> di
     }
 
 
-def _memory_file_systems(disk_bytes: int, user: tuple[int, int], fresh_workdir: str) -> dict[str, str]:
+def _memory_file_systems(disk_bytes: int, user: tuple[int, int], more: Sequence[str]) -> dict[str, str]:
     """Give the writable places and their options. They share what the job was given evenly.
 
-    fresh_workdir: a folder to make, or empty. The user owns them: the engine gives a mount the mode of the folder that
-    was there, and for a workdir it makes that folder itself, for root.
+    more: folders beside /tmp. The user owns them: the engine gives a mount the mode of the folder that was there, and
+    for a workdir it makes that folder itself, for root.
     """
-    places = ["/tmp", *([fresh_workdir] if fresh_workdir.rstrip("/") not in ("", "/tmp") else [])]  # noqa: S108
+    more = ["/" + "/".join(name for name in path.split("/") if name not in ("", ".")) for path in more]
+    places = [place for place in dict.fromkeys(["/tmp", *more]) if place != "/"]  # noqa: S108 -- the container's own
     size = disk_bytes // len(places)
     inodes = max(64, size // _BYTES_PER_INODE)
     owner = "uid={},gid={}".format(*user)

@@ -21,7 +21,7 @@ from core.errors import (
     RuntimeUnavailableError,
 )
 from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats
-from runtimes.bundle import TOKEN_VARIABLE, Bundle, ensure_bundle
+from runtimes.bundle import BUNDLE_MOUNT, TOKEN_VARIABLE, Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
 from runtimes.container_spec import (
@@ -130,6 +130,7 @@ class DockerRuntime(Runtime):
             return handle
         try:
             self._start(handle, deadline)
+            self._refuse_foreign_execd(handle, bundle.path)
             self._await_execd(handle, deadline)
             self._refuse_root(handle, image)
         except BaseException:
@@ -238,6 +239,8 @@ class DockerRuntime(Runtime):
         elif status != "running":
             self.remove(handle)
             return None
+        # Who made it may have ended before it looked; with an older bundle, if there is a newer one by now.
+        self._refuse_foreign_execd(handle, Path(facts["HostConfig"]["Binds"][0].rsplit(":", 2)[0]))
         self._await_execd(handle, deadline)
         return handle
 
@@ -272,6 +275,18 @@ class DockerRuntime(Runtime):
                 threading.Event().wait(_READY_POLL_SECONDS)
             if deadline.is_over:
                 raise CreateTimeoutError(f"sandbox {handle.name} was not ready within {deadline.seconds:g} s")
+
+    def _refuse_foreign_execd(self, handle: SandboxHandle, bundle: Path) -> None:
+        """Check that what runs is of our bundle, all of it: links of an image lead mounts where it likes."""
+        process = self._process(handle)
+        if process is None:
+            return
+        root = Path(f"/proc/{process.pid}/root")
+        places = {line.split()[4] for line in _read_text(root.parent / "mountinfo").splitlines()}
+        is_covered = any(place.startswith(f"{BUNDLE_MOUNT}/") for place in places)
+        is_ours = _identity(root / BUNDLE_MOUNT[1:]) == _identity(bundle)
+        if (is_covered or not is_ours) and process.is_alive:
+            raise BadImageError(f"the image has something else at {BUNDLE_MOUNT}, which is execd's place")
 
     def _refuse_root(self, handle: SandboxHandle, image: ContainerImage) -> None:
         """Check the user that came out: an image may give any name the number 0."""
@@ -333,6 +348,15 @@ class DockerRuntime(Runtime):
 
 _IMAGE_FAULTS = ("exec format error", "no such file or directory", "not a directory", "unable to find user")
 """Words of the engine that blame the image's content."""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Give what tells a file from all others, without following a link; None if it is not there."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _read_text(path: Path) -> str:

@@ -1,11 +1,13 @@
 """Images whose author wants a word with execd: whatever they hold concerns the commands, never the daemon."""
 
 import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from core.errors import BadImageError
 from tests.support import probes
 from tests.support.images import DEBIAN_IMAGE, derived_image, ensure_debian_image, file_of_image
 from tests.support.runtime_fixtures import kind_named
@@ -147,3 +149,39 @@ def test_privileged_program_of_the_image_gains_nothing(box_of, mode, attributes,
     status = {name: fields[name] for name in PRIVILEGES if fields}
     assert said.code == code
     assert code or probes.privilege_faults(status) == []
+
+
+def test_volume_of_the_image_is_no_folder_of_the_host(box_of):
+    """T9, T18: the engine would give it one without a limit, with devices and setuid programs."""
+    with box_of("VOLUME /data") as box:
+        written = box.sh("head -c 100000000 /dev/zero > /data/big; wc -c < /data/big").out
+        (mount,) = [line for line in box.sh("cat /proc/mounts").out.splitlines() if " /data " in line]
+        assert int(written) <= 32 << 20
+        assert {"nosuid", "nodev"} <= set(mount.split()[3].split(","))
+
+
+FORGED = {f"forged/{name}": b"#!/bin/sh\n" for name in ("lib/ld.so", "bin/python3", "app/execd.pyc")}
+
+
+@pytest.mark.parametrize("change", ["VOLUME /.sbx/lib", "VOLUME /.sbx"])
+def test_volume_in_the_place_of_execd_is_refused(box_of, change):
+    """T7: its content would be the image's, and so would be every result."""
+    files = {path.replace("forged", ".sbx"): content for path, content in FORGED.items()}
+    with pytest.raises(BadImageError, match=r"\.sbx"), box_of(change, files=files):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "changes"),
+    [
+        (".sbx", "/mnt", ()),
+        ("data", f"/.sbx/lib/python3.{sys.version_info[1]}/wsproto", ("VOLUME /data",)),
+    ],
+    ids=["of-all", "of-a-part"],
+)
+def test_link_in_the_place_of_execd_is_refused(docker, link, target, changes):
+    """T7: what execd loads later would be where the link leads, or what the sandbox writes there."""
+    ensure_debian_image()
+    made = derived_image(DEBIAN_IMAGE, PATH, *changes, files={"mnt/.keep": b""}, links={link: target})
+    with made as name, pytest.raises(BadImageError, match=r"\.sbx"), docker.box(image=name):
+        pass

@@ -110,13 +110,14 @@ def derived_image(
     base: str,
     *changes: str,
     files: Mapping[str, bytes | None],
+    links: Mapping[str, str] | None = None,
     mode: int = 0o755,
     attributes: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Make an image from another, and remove it in the end.
 
-    changes: lines of a Dockerfile. files: contents by path; None makes a FIFO. mode: of all files, which root owns.
-    attributes: extended ones, of all files.
+    changes: lines of a Dockerfile. files: contents by path; None makes a FIFO. links: targets by path. mode,
+    attributes (extended ones): of all these files, which root owns.
     """
     name = f"sandmill-test:{uuid.uuid4().hex[:12]}"
     buffer = io.BytesIO(_exported(base))
@@ -131,6 +132,10 @@ def derived_image(
             else:
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
+        for path, target in (links or {}).items():
+            link = tarfile.TarInfo(path)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
     _import(buffer.getvalue(), name, *changes)
     try:
         yield name

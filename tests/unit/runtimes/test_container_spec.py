@@ -1,6 +1,6 @@
 import pytest
 
-from core.errors import SpecInvalidError
+from core.errors import BadImageError, SpecInvalidError
 from runtimes.bundle import Bundle
 from runtimes.container_spec import (
     ContainerImage,
@@ -116,6 +116,41 @@ def test_user_has_a_name_for_programs_that_ask():
     env = set(settings(ContainerImage("i", environment={"LOGNAME": "of-the-image"}))["Env"])
     assert {"USER=sandbox", "LOGNAME=of-the-image"} <= env
     assert not any(entry.startswith("USER=") for entry in settings(ContainerImage("i", user=(5, 5)))["Env"])
+
+
+def test_volumes_of_the_image_are_places_in_memory_that_share_the_limit():
+    image = ContainerImage("i", volumes=("/var/lib/data", "//work/", "/tmp"))
+    tmpfs = settings(image, limits={"disk_bytes": 9 << 20}, workdir="/work")["HostConfig"]["Tmpfs"]
+    assert sorted(tmpfs) == ["/tmp", "/var/lib/data", "/work"]
+    for options in tmpfs.values():
+        assert {"nosuid", "nodev", f"size={3 << 20}"} <= set(options.split(","))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/.sbx/lib",
+        "/./.sbx",
+        "//.sbx/",
+        "/proc/x",
+        "/dev",
+        "/sys/fs",
+        "/",
+        "/.",
+        "data",
+        "/a/../.sbx",
+        "/a:b",
+        "/a\0",
+    ],
+)
+def test_volume_that_would_cover_what_is_not_the_images_is_refused(path):
+    with pytest.raises(BadImageError, match="volume"):
+        settings(ContainerImage("i", volumes=(path,)))
+
+
+def test_image_of_too_many_volumes_is_refused():
+    with pytest.raises(BadImageError, match="17 volumes"):
+        settings(ContainerImage("i", volumes=tuple(f"/v{number}" for number in range(17))))
 
 
 def test_labels_go_round():
