@@ -1,7 +1,7 @@
 """Routes that run code in kernels of a language server in the image."""
 
-from execd.connection import Exchange
 from execd.errors import ExecdError
+from execd.exchange import Exchange
 from execd.options import Options
 from execd.router import RouteTable
 

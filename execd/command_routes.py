@@ -3,9 +3,9 @@
 from typing import Final
 
 from execd.commands import DEFAULT_GRACE_SECONDS, ExecutionTable
-from execd.connection import Exchange
 from execd.event_streams import STREAM_HEADERS, stream_to_client
 from execd.events import frame
+from execd.exchange import Exchange
 from execd.execution import Execution
 from execd.idempotency import HEADER, IdempotencyKeys
 from execd.relay import opening_frames, terminal_frame

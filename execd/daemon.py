@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from execd import kernel
-from execd.connection import Limits
 from execd.envs import initial_environment
+from execd.limits import Limits
 from execd.options import USAGE, Options, OptionsError, parse_options
 from execd.reaper import Reaper
 from execd.server import Server

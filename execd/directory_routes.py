@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from execd.accounts import Accounts
-from execd.connection import Exchange
 from execd.directories import make_directories, remove_tree
 from execd.errors import MissingQueryError, error_from_os
+from execd.exchange import Exchange
 from execd.file_replies import checked_path, make_steps, send_array, with_identities
 from execd.file_requests import Permission, parse_permissions
 from execd.files import FileInspector

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from execd.connection import Exchange
+from execd.exchange import Exchange
 from execd.execution import Execution
 from execd.relay import Relay, opening_frames
 

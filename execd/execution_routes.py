@@ -6,9 +6,9 @@ from signal import Signals
 from typing import Any, Final
 
 from execd.commands import ExecutionTable
-from execd.connection import Exchange
 from execd.errors import CommandEndedError, InvalidBodyError, InvalidQueryError
 from execd.event_streams import follow
+from execd.exchange import Exchange
 from execd.execution import EndReason, Execution
 from execd.outputs import STREAMS
 from execd.relay import end_texts

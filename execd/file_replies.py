@@ -6,8 +6,8 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final
 
-from execd.connection import Exchange
 from execd.errors import InvalidQueryError
+from execd.exchange import Exchange
 from execd.router import RouteTable
 
 __all__ = [

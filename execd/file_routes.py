@@ -7,9 +7,9 @@ from typing import Final
 
 from execd.accounts import Accounts
 from execd.changes import change_permissions, move_all
-from execd.connection import Exchange
 from execd.downloads import Download, line_window, parse_range
 from execd.errors import ExecdError, InvalidQueryError, MissingQueryError, error_from_os
+from execd.exchange import Exchange
 from execd.file_replies import (
     checked_path,
     finish_steps,

@@ -4,8 +4,8 @@ import binascii
 from collections.abc import Collection
 from typing import Final
 
-from execd.connection import Exchange
 from execd.errors import PermissionDeniedError, UpgradeError, WebSocketVersionError
+from execd.exchange import Exchange
 
 __all__ = ["check_handshake", "check_origin", "header_tokens"]
 

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 from execd.accounting import Accounting
-from execd.connection import Exchange
+from execd.exchange import Exchange
 from execd.router import RouteTable
 
 __all__ = ["MetricRoutes", "Sampler"]

@@ -6,8 +6,8 @@ from typing import Final
 
 import h11
 
-from execd.connection import Exchange
 from execd.errors import BackendError, ExecdError, MethodNotAllowedError
+from execd.exchange import Exchange
 from execd.proxy_backend import Backend
 from execd.proxy_headers import has_token, kept_headers, request_headers, response_headers, split_target
 from execd.streams import ByteStream, SocketStream

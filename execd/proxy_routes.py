@@ -1,7 +1,7 @@
 """The route of the relay."""
 
-from execd.connection import Exchange
 from execd.errors import InvalidQueryError, RouteMissingError
+from execd.exchange import Exchange
 from execd.router import RouteTable
 from execd.target import RELAY_PREFIX
 

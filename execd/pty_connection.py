@@ -3,8 +3,8 @@
 import time
 from collections.abc import Collection
 
-from execd.connection import Exchange
 from execd.errors import AlreadyConnectedError, ExecdError, InvalidQueryError
+from execd.exchange import Exchange
 from execd.handshake import check_handshake, check_origin
 from execd.launch import StartFailedError
 from execd.pty_client import PtyClient

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from execd.accounts import Accounts
-from execd.connection import Exchange
 from execd.envs import CommandEnvironment
 from execd.errors import ContextMissingError
+from execd.exchange import Exchange
 from execd.families import Families
 from execd.reaper import Reaper
 from execd.requests import parse_pty_request

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from execd.connection import Exchange, Handler
 from execd.errors import MethodNotAllowedError, RouteMissingError
+from execd.exchange import Exchange, Handler
 
 __all__ = ["RouteTable", "Router"]
 

@@ -4,8 +4,8 @@ import logging
 from _operator import _compare_digest as compare_digest  # `hmac` has the same one and loads OpenSSL with it
 from typing import Final
 
-from execd.connection import Exchange
 from execd.errors import ExecdError, UnauthorizedError
+from execd.exchange import Exchange
 from execd.router import Router, RouteTable
 
 __all__ = ["Routes"]

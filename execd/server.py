@@ -6,8 +6,10 @@ import socket
 
 import h11
 
-from execd.connection import Connection, Handler, Limits
+from execd.connection import Connection
 from execd.errors import OverloadedError
+from execd.exchange import Handler
+from execd.limits import Limits
 from execd.streams import READ_BYTES, keep_alive
 
 __all__ = ["Server"]

@@ -7,13 +7,13 @@ from execd.accounts import Accounts
 from execd.code_routes import CodeRoutes
 from execd.command_routes import CommandRoutes
 from execd.commands import ExecutionTable
-from execd.connection import Limits
 from execd.directory_routes import DirectoryRoutes
 from execd.envs import CommandEnvironment
 from execd.execution_routes import ExecutionRoutes
 from execd.families import Families
 from execd.file_routes import FileRoutes
 from execd.launch import resolve_directory
+from execd.limits import Limits
 from execd.metrics import MetricRoutes
 from execd.options import Options
 from execd.proxy_routes import RELAY_ROUTES

@@ -1,7 +1,7 @@
 """Routes of bash sessions."""
 
-from execd.connection import Exchange
 from execd.event_streams import stream_to_client
+from execd.exchange import Exchange
 from execd.relay import opening_frames
 from execd.requests import parse_json, session_cwd, session_run_request
 from execd.router import RouteTable

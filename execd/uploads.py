@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from execd.connection import Exchange
 from execd.errors import (
     InvalidFileContentError,
     InvalidFileError,
     InvalidFileMetadataError,
     PayloadTooLargeError,
 )
+from execd.exchange import Exchange
 from execd.file_requests import MAX_METADATA_BYTES, parse_metadata
 from execd.multipart import BrokenMultipartError, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
 from execd.staging import Staging

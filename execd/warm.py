@@ -9,7 +9,7 @@ import importlib
 import os
 import socket
 
-from execd.connection import Limits
+from execd.limits import Limits
 from execd.options import Options
 from execd.reaper import Reaper
 from execd.server import Server

@@ -12,7 +12,8 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessa
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
-from execd.connection import Exchange, Limits
+from execd.exchange import Exchange
+from execd.limits import Limits
 from execd.streams import ByteStream
 
 __all__ = ["MAX_MESSAGE_BYTES", "WebSocket"]

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from execd.connection import Exchange, Handler, Limits
 from execd.errors import ExecdError
+from execd.exchange import Exchange, Handler
+from execd.limits import Limits
 from execd.server import Server
 
 SHORT = Limits(

@@ -9,8 +9,9 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from execd.connection import Exchange, Limits
+from execd.exchange import Exchange
 from execd.handshake import check_handshake
+from execd.limits import Limits
 from execd.server import Server
 from execd.websocket import MAX_MESSAGE_BYTES, WebSocket
 

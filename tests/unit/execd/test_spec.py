@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from execd import errors, pty_client, requests
-from execd.connection import Limits
 from execd.execution import EndReason, Execution
 from execd.execution_routes import status_document
 from execd.launch import StartFailure
+from execd.limits import Limits
 from execd.options import Options
 from execd.outputs import OutputBudget, OutputLog
 from execd.reaper import Reaper
