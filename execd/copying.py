@@ -1,5 +1,6 @@
 """Copying files and trees, step by step, for moves from one file system to another."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -23,12 +24,16 @@ def move_by_copying(source: str, target: str) -> Iterator[None]:
     """Copy a file, link or directory under another name beside the target, rename it, delete the source.
 
     Mode (less set-user-id and set-group-id) and times are kept, the owner where that is allowed. Links are copied as
-    links. Raises OSError, InvalidFileError for other kinds of files; the target is then not there.
+    links. Raises OSError, InvalidFileError for other kinds of files; the target is then not there, unless it was the
+    deletion that failed.
     """
     above = f"{os.path.realpath(os.path.dirname(target))}/"
     if stat.S_ISDIR(os.lstat(source).st_mode) and above.startswith(f"{os.path.realpath(source)}/"):
         # The copy would hold itself.
         raise InvalidFileError(f"dest: {target} is inside of {source}")
+    if not os.access(os.path.dirname(source) or ".", os.W_OK | os.X_OK, effective_ids=True):
+        # What cannot be deleted afterwards is not copied in the first place.
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     temporary = os.path.join(os.path.dirname(target), f".execd-{os.urandom(12).hex()}.part")
     try:
         yield from _copy(source, temporary)

@@ -350,3 +350,17 @@ def test_a_tree_is_not_moved_into_a_file_system_mounted_in_it(bundle: Path, tmp_
         assert (tmp_path / "data" / "f").read_text() == "kept"
     finally:
         subprocess.run(["umount", inner], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_what_may_not_be_deleted_is_not_copied_to_another_file_system(
+    execd: RunningExecd, open_folder: Path, other_disk: Path
+) -> None:
+    (open_folder / "tree").mkdir()
+    (open_folder / "f").write_text("x")
+    other_disk.chmod(0o777)
+    for name in ("tree", "f"):
+        body = [{"src": f"{open_folder}/{name}", "dest": f"{other_disk}/{name}"}]
+        assert outcome(execd, "/v1/filesystem/1234/1234/files/mv", body) == (403, "PERMISSION_DENIED")
+    assert names_in(other_disk) == []
+    assert sorted(names_in(open_folder)) == ["f", "tree"]
