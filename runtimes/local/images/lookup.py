@@ -10,12 +10,12 @@ from pathlib import Path
 
 from core.errors import BadImageError
 from runtimes.local.images.confined import FOLDER_FLAGS
+from runtimes.local.images.stacking import OPAQUE_ATTRIBUTE
 
 __all__ = ["read_file"]
 
 _MAX_LINKS = 16
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
 
 
 def read_file(layers: Sequence[Path], path: str, *, max_bytes: int = 1 << 20) -> bytes | None:
@@ -64,7 +64,7 @@ def _look_into(layer: Path, parts: list[bytes], max_bytes: int) -> bytes | list[
             below = os.open(part, FOLDER_FLAGS, dir_fd=handle)
             os.close(handle)
             handle = below
-            is_opaque = is_opaque or _OPAQUE_ATTRIBUTE in os.listxattr(handle)
+            is_opaque = is_opaque or OPAQUE_ATTRIBUTE in os.listxattr(handle)
         return None
     finally:
         os.close(handle)

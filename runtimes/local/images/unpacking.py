@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.errors import BadImageError, ImageStoreFullError
-from runtimes.local.images.confined import FOLDER_FLAGS, ConfinedFolder, PathParts, split_path
+from runtimes.local.images.confined import ConfinedFolder, PathParts, split_path
 from runtimes.local.images.limits import MAX_ID, ImageLimits
+from runtimes.local.images.stacking import find_in_layers
 from runtimes.local.images.tar_stream import TarEntry, TarKind, TarReader
 from runtimes.local.images.whiteouts import Whiteouts
 
@@ -76,7 +77,7 @@ class _Unpacker:
                 raise BadImageError(f"{entry.kind.value} {shown!r}: {error.message}") from error
         self._layer.whiteouts.settle(self.tree)
         if self._as_root:
-            self._layer.whiteouts.write_for_overlay(self.tree)
+            self._layer.whiteouts.write_for_overlay(self.tree, self._lowers)
         self._set_times()
         return self._layer
 
@@ -166,7 +167,9 @@ class _Unpacker:
 
     def _imply_folder(self, path: PathParts, handle: int) -> None:
         """Make a folder that is not described as it is below: overlay shows owner and mode of the topmost one."""
-        below = _find_folder(self._lowers, path)
+        below = find_in_layers(self._lowers, path)
+        if below is not None and not stat.S_ISDIR(below.st_mode):
+            below = None
         if self._as_root:
             os.fchown(handle, below.st_uid if below else 0, below.st_gid if below else 0)
         os.fchmod(handle, stat.S_IMODE(below.st_mode) if below else 0o755)
@@ -178,25 +181,6 @@ class _Unpacker:
             found = self.tree.stat(path)
             if found is not None and stat.S_ISDIR(found.st_mode):
                 os.utime(self.tree.open(path), ns=_nanoseconds(self._times[path]))
-
-
-def _find_folder(lowers: Sequence[Path], path: PathParts) -> os.stat_result | None:
-    """Find a folder in the topmost layer that has it; None if none has, or one has something else in its place."""
-    for lower in lowers:
-        handle = os.open(lower, FOLDER_FLAGS)
-        try:
-            for part in path:
-                below = os.open(part, FOLDER_FLAGS, dir_fd=handle)
-                os.close(handle)
-                handle = below
-            return os.fstat(handle)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-        finally:
-            os.close(handle)
-    return None
 
 
 def _write_all(handle: int, data: bytes) -> None:

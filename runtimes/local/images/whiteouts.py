@@ -6,16 +6,18 @@ an attribute of the folder say so; the attribute is the one of root, since an im
 
 import os
 import stat
+from collections.abc import Sequence
+from pathlib import Path
 
 from core.errors import BadImageError
 from runtimes.local.images.confined import ConfinedFolder, PathParts
+from runtimes.local.images.stacking import OPAQUE_ATTRIBUTE, find_in_layers
 
 __all__ = ["Whiteouts"]
 
 _PREFIX = b".wh."
 _META = b".wh..wh."
 _OPAQUE = b".wh..wh..opq"
-_OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
 
 
 class Whiteouts:
@@ -66,12 +68,18 @@ class Whiteouts:
             # There may be nothing of the layer's own in it, yet it is the folder that hides.
             folder.open(path)
 
-    def write_for_overlay(self, folder: ConfinedFolder) -> None:
-        """Put what is hidden into a settled layer, as overlay reads it. Needs root."""
+    def write_for_overlay(self, folder: ConfinedFolder, lowers: Sequence[Path]) -> None:
+        """Put what is hidden into a settled layer, as overlay reads it. lowers: topmost first. Needs root.
+
+        Only where there is something to hide: in folders that it does not merge with one below, overlay lists marks
+        by their names.
+        """
         for path in sorted(self.hidden):
+            if self.hides_all or _has_ancestor(path, self.opaque) or find_in_layers(lowers, path) is None:
+                continue
             os.mknod(path[-1], stat.S_IFCHR, os.makedev(0, 0), dir_fd=folder.open(path[:-1]))
         for path in sorted(self.opaque):
-            os.setxattr(folder.open(path), _OPAQUE_ATTRIBUTE, b"y")
+            os.setxattr(folder.open(path), OPAQUE_ATTRIBUTE, b"y")
 
 
 def _has_ancestor(path: PathParts, among: set[PathParts]) -> bool:

@@ -52,13 +52,15 @@ def to_entry(kind: str, name: str, value: Any) -> Any:
     return file(f"{name}/.wh..wh..opq")
 
 
-_SHOW = 'cd "$0" && find . -printf "%P|%y|%m|%l|" \\( -type f -exec od -An -tx1 {} \\; -o -printf "\\n" \\)'
+_SHOW = (
+    'cd "$0" && find . -printf "%P|%y|%m|%l|" \\( ! -type f -o -exec od -An -tx1 {} \\; \\) -printf ";\\n"'
+)
 
 
 def listing(place: Path) -> set[str]:
     """One line per path: kind, mode, target, content."""
     done = subprocess.run(["sh", "-c", _SHOW, place], check=True, capture_output=True, text=True)
-    return {line.strip() for line in done.stdout.splitlines() if line.strip()}
+    return {entry.strip() for entry in done.stdout.split(";\n")}
 
 
 def mounted(layers: tuple[Path, ...], place: Path) -> set[str]:
@@ -88,7 +90,7 @@ def view(layers: list[list[tuple[str, str, Any]]], place: Path, *, as_root: bool
 
 
 @pytest.mark.timeout(180)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(layers=LAYERS)
 def test_both_forms_show_the_same(layers):
     with TemporaryDirectory() as name:

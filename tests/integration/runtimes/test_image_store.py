@@ -195,6 +195,13 @@ def test_overlay_shows_what_the_image_is(tmp_path, layout):
     }
 
 
+def test_whiteouts_that_hide_nothing_are_not_seen(store, layout, as_root):
+    over = tar(file("etc/.wh.missing"), file("new/.wh.x"), file("data/.wh..wh..opq"), file("data/.wh.both"))
+    image = import_layers(store, layout, BASE, over, tar(file("new/.wh.x")))
+    found = [found for layer in image.layers for found in everything(layer).values()]
+    assert not any(stat.S_ISCHR(entry.st_mode) for entry in found)
+
+
 def test_layer_that_hides_all_ends_the_image(store, layout, as_root):
     image = import_layers(
         store, layout, BASE, tar(file(".wh..wh..opq"), file("only", b"1")), tar(file("x", b"2"))
