@@ -1,7 +1,10 @@
 """Loader and C library of the bundle, made blind for what an image could put in their way."""
 
+from pathlib import Path
+
 import pytest
 
+import execd
 from execd.bundle_paths import blind_libc, blind_loader
 from execd.elf import ElfError
 
@@ -56,3 +59,16 @@ def test_libc_reads_no_configuration_or_data_of_the_image() -> None:
 def test_libc_that_hides_its_configuration_is_refused() -> None:
     with pytest.raises(ElfError, match="nsswitch"):
         blind_libc(b"\0/etc/passwd\0")
+
+
+def test_execd_never_starts_itself_anew() -> None:
+    """/proc/self/exe is the loader without its arguments, and sys.executable needs that loader."""
+    sources = [
+        path for path in Path(execd.__file__).parent.glob("*.py") if not path.name.startswith("bundle")
+    ]
+    assert len(sources) > 20
+    for path in sources:
+        text = path.read_text()
+        assert "/self/exe" not in text, path
+        assert "sys.executable" not in text, path
+        assert "multiprocessing" not in text, path
