@@ -298,6 +298,38 @@ def test_layer_that_is_not_what_it_should_be_is_refused(store, registry, spoil):
     assert is_empty(store)
 
 
+def test_layer_that_never_ends_is_broken_off_at_its_size(store, registry):
+    sent = [0]
+
+    def pour(handler) -> bool:
+        if "/blobs/" not in handler.path or blob_size(handler) < 100_000:
+            return False
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(1 << 40))
+        handler.end_headers()
+        while sent[0] < 64 << 20:
+            try:
+                handler.wfile.write(bytes(1 << 16))
+            except OSError:
+                break
+            sent[0] += 1 << 16
+        return True
+
+    registry.faults = [pour]
+    with pytest.raises(BadImageError, match=r"larger than the \d+ bytes announced"):
+        store.pull(name_at(registry))
+    assert sent[0] < 32 << 20
+    assert is_empty(store)
+
+
+def test_manifest_that_is_said_to_be_huge_is_not_fetched(store, registry, layout):
+    platform = {"os": "linux", "architecture": "s390x"}
+    layout.index({**layout.manifest(SMALL), "size": 1 << 40, "platform": platform})
+    with pytest.raises(BadImageError, match="a manifest of 1099511627776 bytes is larger than"):
+        store.pull(name_at(registry), platform="s390x")
+    assert registry.seen.total() == 1
+
+
 def test_manifest_that_is_not_of_the_digest_is_refused(store, registry, layout):
     digest = layout.manifest(SMALL)["digest"]
     registry.faults = [lambda handler: "/manifests/" in handler.path and (handler.answer(200, b"{}") or True)]

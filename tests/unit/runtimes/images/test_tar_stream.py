@@ -147,6 +147,17 @@ def test_archive_that_is_cut_short_is_refused(size):
         read(tar(file("a", b"x" * 2000))[:size])
 
 
+def test_global_headers_do_not_pile_up():
+    value = b"x" * 300_000
+    headers = b""
+    for number in range(5):
+        record = b"300011 k%04d=%s\n" % (number, value[: 300_011 - 14])
+        assert len(record) == 300_011
+        headers += header(kind=b"g", size=b"%o" % len(record)) + record + bytes(-len(record) % 512)
+    with pytest.raises(BadImageError, match="global headers"):
+        read(headers + header())
+
+
 def test_header_of_many_digits_is_refused_at_once():
     """The standard library's expression for these takes minutes for it."""
     size = MAX_HEADER_BYTES - 512
