@@ -18,6 +18,9 @@ __all__ = [
 ]
 
 DEFAULT_ENV_FILE: Final = "/opt/opensandbox/.env"
+FALLBACK_ENV_FILE: Final = "/tmp/.opensandbox/.env"  # noqa: S108  # of the sandbox
+"""Where the default can neither be read nor made: who is not root, or has a root that is read-only, may set none."""
+
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_ENV_FILE_BYTES: Final = 1024 * 1024
 
@@ -41,7 +44,7 @@ class CommandEnvironment:
     def __init__(self, own: Mapping[str, str], *, reads_file: bool = True) -> None:
         """own: the environment execd was started with. reads_file: whether the file that EXECD_ENVS names counts."""
         self._base = _without_own_names(own)
-        self.env_file = (own.get("EXECD_ENVS") or DEFAULT_ENV_FILE) if reads_file else None
+        self.env_file = (own.get("EXECD_ENVS") or _usual_env_file()) if reads_file else None
         if self.env_file is not None:
             self._base["EXECD_ENVS"] = self.env_file
         self._base.setdefault("PATH", DEFAULT_PATH)
@@ -57,6 +60,15 @@ class CommandEnvironment:
         env.update(requested)
         env[EXECUTION_ID_NAME] = execution_id
         return env
+
+
+def _usual_env_file() -> str:
+    if os.path.exists(DEFAULT_ENV_FILE):
+        return DEFAULT_ENV_FILE
+    folder = os.path.dirname(DEFAULT_ENV_FILE)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return DEFAULT_ENV_FILE if os.access(folder, os.W_OK | os.X_OK) else FALLBACK_ENV_FILE
 
 
 def is_reserved_name(name: str) -> bool:

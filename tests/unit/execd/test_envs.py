@@ -113,3 +113,21 @@ def test_directories_expand() -> None:
     assert expand_directory("/x/~/$", env, home="/") == "/x/~/$"
     with pytest.raises(KeyError, match="NOPE"):
         expand_directory("$NOPE", env, home="/")
+
+
+@pytest.mark.parametrize(
+    ("present", "writable", "expected"),
+    [
+        ("/", "/", "/opt/opensandbox/.env"),
+        ("/opt", "/", "/tmp/.opensandbox/.env"),
+        ("/opt", "/opt", "/opt/opensandbox/.env"),
+    ],
+    ids=["can be made", "cannot be made", "its parent can be written"],
+)
+def test_the_file_is_where_it_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, present: str, writable: str, expected: str
+) -> None:
+    monkeypatch.setattr("execd.envs.os.path.exists", lambda path: path in ("/", present))
+    monkeypatch.setattr("execd.envs.os.access", lambda path, mode: path == writable)
+    assert CommandEnvironment({}).env_file == expected
+    assert CommandEnvironment({"EXECD_ENVS": "/x"}).env_file == "/x"
