@@ -207,6 +207,11 @@ class TooManyCommandsError(ExecdError):
 
     status, code = 429, "TOO_MANY_COMMANDS"
 
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """When to try again: most commands are short."""
+        return [("retry-after", "1")]
+
 
 class TooManySessionsError(ExecdError):
     """There are as many sessions as may be."""

@@ -1,28 +1,24 @@
 """One command: its processes, how it ended, and who reads its output."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from signal import SIGKILL, Signals
 from typing import Any, Final
 
+from execd.command_processes import CommandProcesses
 from execd.events import now_ms
 from execd.families import Families
 from execd.launch import Launched, StartFailure
 from execd.outputs import OutputLog
-from execd.processes import Origin, ProcessTable, belonging_to, kill_until_gone, list_processes, send_signal
+from execd.processes import Origin
 from execd.pump import Position, Pump
 from execd.requests import CommandRequest
 
 __all__ = ["EndReason", "Execution", "new_execution_id"]
 
-log = logging.getLogger("execd.execution")
-
-_GRACE_POLL_SECONDS: Final = 0.02
-_EXIT_NOTICE_SECONDS: Final = 1.0
 _KILLED_EXIT_CODE: Final = 128 + SIGKILL
 """What a shell returns whose last command was killed."""
 
@@ -119,7 +115,7 @@ class Execution:
         self._kills_leftovers = request.kill_leftovers
         self._started = time.monotonic()
         self._was_sent_kill = False
-        self._processes: _Processes | None = None
+        self._processes: CommandProcesses | None = None
         self._pump: Pump | None = None
         self._kill: asyncio.Task[None] | None = None
         self._clients: list[Position] = []
@@ -157,7 +153,7 @@ class Execution:
 
     def begin(self, launched: Launched, origin: Origin, families: Families, spawn: Spawn, pump: Pump) -> None:
         """Take over the processes and the reading of their output."""
-        self._processes = _Processes(launched, origin, families, self.exited)
+        self._processes = CommandProcesses(launched, origin, families, self.exited)
         self._pump = pump
         self._spawn = spawn
 
@@ -211,7 +207,6 @@ class Execution:
         await self.exited.wait()
         self.finished_at_ms = now_ms()
         await self.killed()
-        self.finished_at_ms = now_ms()
         self.duration_ms = round((time.monotonic() - self._started) * 1000)
         if self._pump is not None:
             self._pump.note_end()
@@ -262,65 +257,6 @@ class Execution:
         if self.on_release is not None and self.finished.is_set() and not self._clients:
             release, self.on_release = self.on_release, None
             release()
-
-
-class _Processes:
-    """The main process and its family."""
-
-    def __init__(self, launched: Launched, origin: Origin, families: Families, exited: asyncio.Event) -> None:
-        self._launched = launched
-        self._origin = origin
-        self._families = families
-        self._exited = exited
-        self._is_gone = False
-
-    def note_exit(self, status: int) -> None:
-        """Note that the number of the main process may pass to someone else."""
-        self._is_gone = True
-        self._launched.popen.returncode = os.waitstatus_to_exitcode(status)
-
-    async def end(self, grace_seconds: float) -> None:
-        """SIGTERM, the grace, SIGKILL until none is left."""
-        if grace_seconds > 0:
-            self.signal_group(SIGTERM)
-            self.signal_group(SIGCONT)  # a stopped process hears nothing before
-            deadline = time.monotonic() + grace_seconds
-            while time.monotonic() < deadline:
-                if not self._family(list_processes()):
-                    break
-                await asyncio.sleep(_GRACE_POLL_SECONDS)
-        self.signal_group(SIGKILL)
-        await kill_until_gone(self._family)
-        try:
-            async with asyncio.timeout(_EXIT_NOTICE_SECONDS):
-                await self._exited.wait()
-        except TimeoutError:
-            log.warning("command_survives_kill id=%s pid=%d", self._origin.execution_id, self._origin.pid)
-            self._exited.set()
-
-    async def end_leftovers(self) -> None:
-        """SIGKILL to all that the main process left."""
-        if not await kill_until_gone(self._family):
-            log.warning("leftovers_survive_kill id=%s", self._origin.execution_id)
-
-    def count(self) -> int:
-        """Say how many processes of the family are alive."""
-        return self._families.count(self._origin)
-
-    def signal_group(self, number: Signals) -> None:
-        """Signal the process group of the main process, or the family if it is another user's."""
-        if self._is_gone:
-            return  # the group's number may have passed to someone else
-        try:
-            os.killpg(self._origin.pid, number)
-        except ProcessLookupError:
-            return
-        except PermissionError:
-            send_signal(self._family(list_processes()), number)
-
-    def _family(self, table: ProcessTable) -> set[int]:
-        # Not `Families.members`: whoever hides behind the name of a command that has ended is killed, too.
-        return belonging_to(self._origin, self._families.besides(self._origin), table, adopter=os.getpid())
 
 
 def _content_of(request: CommandRequest) -> str:

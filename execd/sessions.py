@@ -150,6 +150,9 @@ class _Run:
         try:
             is_small = os.fstat(self._saved).st_size <= max_bytes
             data = os.pread(self._saved, max_bytes, 0) if is_small else b""
+        except OSError as error:  # no memory for it
+            log.warning("state_not_read session=%s error=%s", self.session.id, error)
+            return False
         finally:
             self.close_saved()
         saved = read_saved(data, token=self._token)

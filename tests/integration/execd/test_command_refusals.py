@@ -96,6 +96,7 @@ def test_input_that_no_one_reads_is_bounded(shared_execd: RunningExecd) -> None:
     response = shared_execd.client.post("/command", json={"command": "cat", "stdin": text})
     assert (response.status_code, response.json()["code"]) == (429, "TOO_MANY_COMMANDS")
     assert response.json()["message"].startswith("stdin: ")
+    assert response.headers["retry-after"] == "1"
     for execution_id in ids:
         shared_execd.client.delete("/command", params={"id": execution_id, "grace_ms": 0})
     body = {"command": "cat >/dev/null", "stdin": text}
