@@ -16,7 +16,7 @@ from launcher.errors import StartupError
 from launcher.external import check_external_postgres, check_external_redis
 from launcher.state import Home
 from runtimes.base import Runtime
-from runtimes.registry import build_runtime
+from runtimes.registry import build_runtime, runtime_modes
 
 __all__ = ["Finding", "Mark", "examine"]
 
@@ -112,6 +112,8 @@ def _check_runtime(name: str, folder: Path, *, is_required: bool) -> Iterator[Fi
         yield found
         if found.mark is Mark.OK:
             yield from (Finding(title, Mark.NOTE, text) for text in runtime.limitations())
+    for mode, trial in runtime_modes(name, folder / "runtimes"):
+        yield _check(f"{title}, {mode}", trial, is_required=False)
 
 
 def _try(runtime: Runtime) -> str:

@@ -1,5 +1,6 @@
 """The runtimes there are, by name. A new one adds its config class and a case in `from_config`."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,17 @@ from runtimes.fake import FakeConfig, FakeRuntime
 from runtimes.local.config import LocalConfig
 from runtimes.local.executor import can_change_user
 from runtimes.local.images import ImageStore
+from runtimes.local.modes import local_modes
 from runtimes.local.runtime import LocalRuntime
 
-__all__ = ["RUNTIME_NAMES", "RuntimeConfig", "build_runtime", "from_config", "open_image_store"]
+__all__ = [
+    "RUNTIME_NAMES",
+    "RuntimeConfig",
+    "build_runtime",
+    "from_config",
+    "open_image_store",
+    "runtime_modes",
+]
 
 RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discriminator="type")]
 
@@ -45,6 +54,12 @@ def open_image_store(folder: Path, *, docker_config: Path | None = None) -> Imag
     config = _local_config(folder)
     as_root = can_change_user(config.uid_base)
     return ImageStore(config.state_dir / "images", as_root=as_root, docker_config=docker_config)
+
+
+def runtime_modes(name: str, folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Give the ways in which a runtime can start sandboxes, with their trials; see `local_modes`."""
+    if name == "local":
+        yield from local_modes(_local_config(folder))
 
 
 def _local_config(folder: Path) -> LocalConfig:

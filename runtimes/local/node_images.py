@@ -53,7 +53,7 @@ class NodeImages:
     def __init__(self, config: LocalConfig, *, as_root: bool) -> None:
         """Touch nothing yet."""
         self._as_root = as_root
-        self._store = ImageStore(config.state_dir / "images", as_root=as_root)
+        self.store = ImageStore(config.state_dir / "images", as_root=as_root)
         self._snapshots = Snapshots(config.state_dir / "snapshots")
 
     def base_of(self, name: str) -> Base:
@@ -62,10 +62,10 @@ class NodeImages:
             return Base(HOST_ROOT)
         if name.startswith(SNAPSHOT_PREFIX):
             record, own = self._snapshots.find(name.removeprefix(SNAPSHOT_PREFIX))
-            image = None if record.image == HOST_IMAGE else self._store.find(record.image)
+            image = None if record.image == HOST_IMAGE else self.store.find(record.image)
             return Base(root_of_snapshot(record, own, image.layers if image else ()), image, len(own))
         try:
-            image = self._store.find(name)
+            image = self.store.find(name)
         except ImageNotFoundError as error:
             message = f"{error}; besides there is {HOST_IMAGE!r}: `sandmill-server image pull` fetches others"
             raise ImageNotFoundError(message) from error
@@ -76,11 +76,11 @@ class NodeImages:
     def lease(self, base: Base, holder: str) -> None:
         """Keep the layers of the image while a sandbox, or snapshot, stands on them."""
         if base.image is not None:
-            self._store.lease(base.image, holder)
+            self.store.lease(base.image, holder)
 
     def release(self, holder: str) -> None:
         """Give a lease back. Idempotent."""
-        self._store.release(holder)
+        self.store.release(holder)
 
     def save_snapshot(self, name: str, base: Base, layers: Sequence[tuple[Path, int]]) -> None:
         """Copy what was written, top first, each layer with the id on disk that is user 0; see `Snapshots.save`."""

@@ -32,6 +32,7 @@ from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice, describe_missing
 from runtimes.local.executor import IDS_PER_SANDBOX, Executor, Started, StartRequest, can_change_user
 from runtimes.local.host_image import HOST_IMAGE, build_plan, shown_by_all, write_etc
+from runtimes.local.images import ImageStore
 from runtimes.local.launch import BwrapExecutor, kill_by_name
 from runtimes.local.loop_disks import LoopDisks
 from runtimes.local.node_images import Base, Live, NodeImages
@@ -181,6 +182,11 @@ class LocalRuntime(Runtime):
             again = replace(live, base=base, generation=live.generation + 1)
             original = self._start(prepared, again, record, deadline)
         return original, self._create(prepared, spec, base, deadline)
+
+    @property
+    def image_store(self) -> ImageStore:
+        """Where the images are that sandboxes can start from."""
+        return self._images.store
 
     def remove_snapshot(self, name: str) -> None:
         """Delete a snapshot; see `Runtime.remove_snapshot`."""

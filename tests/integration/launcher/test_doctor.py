@@ -7,6 +7,13 @@ from pathlib import Path
 from launcher.ports import find_free_port
 from launcher.state import Home
 from tests.support.launching import launcher_environment, processes_of
+from tests.support.sandboxes import is_root
+
+MODES = [
+    f"runtime local, {mode}"
+    for mode in ("zygote", "bwrap", "stored images", "disk files", "pause, snapshot and fork")
+    if is_root() or mode in ("bwrap", "stored images")
+]
 
 
 def doctor(home: Path, **environment: str) -> tuple[int, list[str]]:
@@ -28,8 +35,10 @@ def test_each_check_has_its_line_and_nothing_stays(tmp_path):
     code, lines = doctor(home)
     checks = [line for line in lines if not line.startswith("note")]
     assert [line[4:].strip().split(":")[0] for line in checks] == [
-        "python", "home", "postgres", "valkey", "runtime local", "runtime docker",
+        "python", "home", "postgres", "valkey", "runtime local", *MODES, "runtime docker",
     ]  # fmt: skip
+    tried = [line for line in checks if ", " in line.partition(":")[0]]
+    assert [line for line in tried if not line.startswith("ok")] == []
     assert code == (1 if any(line.startswith("FAIL") for line in lines) else 0)
     assert lines[2].startswith("ok    postgres: PostgreSQL 18.")
     assert not (home / "doctor").exists()

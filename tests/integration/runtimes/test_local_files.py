@@ -1,6 +1,8 @@
 """Local sandboxes of stored images, and what becomes of files: pause, snapshot, fork, disks, statistics."""
 
+import hashlib
 import io
+import json
 import tarfile
 import threading
 from dataclasses import replace
@@ -16,6 +18,7 @@ from core.errors import (
 )
 from runtimes.local.config import LocalConfig
 from runtimes.local.images import ImageStore
+from runtimes.local.images.platforms import Platform
 from runtimes.local.runtime import LocalRuntime
 from tests.support.execd import names_in, wait_for
 from tests.support.outside import background
@@ -84,7 +87,7 @@ def kind(tmp_path, runtime_folder):
 @pytest.fixture
 def stored(kind, busybox_tar):
     """The runtime with an image `box`."""
-    kind.runtime._images._store.import_archive(busybox_tar, name="box")
+    kind.runtime.image_store.import_archive(busybox_tar, name="box")
     return replace(kind, image="box")
 
 
@@ -125,7 +128,7 @@ def test_what_a_sandbox_changes_stays_its_own(stored):
         )
     with stored.box() as three:
         assert three.sh("cat /secret").out == "of root\n"
-    layer = stored.runtime._images._store.find("box").layers[0]
+    layer = stored.runtime.image_store.find("box").layers[0]
     assert (layer / "secret").read_text() == "of root\n"
     assert (layer / "srv/owned").stat().st_uid == 1234
 
@@ -135,10 +138,7 @@ def test_what_a_sandbox_changes_stays_its_own(stored):
     ("user", "said"), [("app", "1234 /srv"), ("1234:7", "1234 /srv"), ("", "0 /root"), ("9", "9 /")]
 )
 def test_an_image_runs_as_its_user(kind, busybox_tar, user, said):
-    store = kind.runtime._images._store
-    store.import_archive(busybox_tar, name="box")
-    found = store.find("box")
-    change_config(store, found, user=user)
+    import_with_config(kind, busybox_tar, User=user)
     with replace(kind, image="box").box() as box:
         assert box.sh("echo $(id -u) $HOME").out.strip() == said
         if user == "app":
@@ -146,20 +146,27 @@ def test_an_image_runs_as_its_user(kind, busybox_tar, user, said):
             assert box.sh("cat /secret").code == 1
 
 
-def change_config(store, image, **changes):
-    """Rewrite what the store says of an image, as an image with another config would have it."""
-    record = store._find(image.name)
-    store._path(record.full_name).write_text(
-        replace(record, config=replace(record.config, **changes)).to_json()
-    )
+def import_with_config(kind, layer, **config):
+    """Store an image `box` of one layer as `docker save` writes it, with this config."""
+    data = layer.read_bytes()
+    document = {
+        "architecture": Platform.of_this_machine().architecture,
+        "os": "linux",
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": ["box:latest"], "Layers": ["layer.tar"]}]
+    files = {"config.json": document, "manifest.json": manifest}
+    saved = {name: (json.dumps(value).encode(), 0o644, 0) for name, value in files.items()}
+    path = kind.runtime._config.state_dir.parent / "saved.tar"
+    path.write_bytes(tar_of({**saved, "layer.tar": (data, 0o644, 0)}))
+    kind.runtime.image_store.import_archive(path)
 
 
 @as_root
 def test_environment_and_workdir_of_an_image_are_honoured_and_steer_nothing(kind, busybox_tar):
-    store = kind.runtime._images._store
-    store.import_archive(busybox_tar, name="box")
-    env = {"FROM_IMAGE": "1", "LD_PRELOAD": "/no.so", "EXECD_ACCESS_TOKEN": "guess", "BOTH": "image"}
-    change_config(store, store.find("box"), env=env, workdir="/srv")
+    env = ["FROM_IMAGE=1", "LD_PRELOAD=/no.so", "EXECD_ACCESS_TOKEN=guess", "BOTH=image"]
+    import_with_config(kind, busybox_tar, Env=env, WorkingDir="/srv")
     with replace(kind, image="box").box(env={"BOTH": "job"}) as box:
         assert box.sh("echo $FROM_IMAGE $BOTH $PWD $LD_PRELOAD").out == "1 job /srv /no.so\n"
 
@@ -168,7 +175,7 @@ def test_environment_and_workdir_of_an_image_are_honoured_and_steer_nothing(kind
 def test_an_image_of_nothing_still_has_execd(kind, tmp_path):
     path = tmp_path / "empty.tar"
     path.write_bytes(tar_of({"a": (b"1", 0o644, 0)}))
-    kind.runtime._images._store.import_archive(path, name="empty")
+    kind.runtime.image_store.import_archive(path, name="empty")
     with replace(kind, image="empty").box(workdir="/w/deep") as box:
         assert box.client.file_info("/w/deep").type == "directory"
         assert "bash" in (box.sh("true").result.error or "")
@@ -178,7 +185,7 @@ def test_links_of_an_image_lead_to_places_inside(kind, tmp_path):
     files = {"etc": "/../../../etc2", "tmp": "/w", "w": None, "etc2": None, "dev": "w"}
     path = tmp_path / "links.tar"
     path.write_bytes(tar_of(files))
-    kind.runtime._images._store.import_archive(path, name="links")
+    kind.runtime.image_store.import_archive(path, name="links")
     outside = names_in(Path("/etc"))
     with replace(kind, image="links").box() as box:
         assert box.client.file_info("/etc2/hosts").type == "file"
@@ -194,7 +201,7 @@ def test_an_image_that_is_not_there_names_those_that_are(stored):
 
 
 def test_layers_of_a_running_sandbox_outlive_their_image(stored):
-    store: ImageStore = stored.runtime._images._store
+    store: ImageStore = stored.runtime.image_store
     with stored.box() as box:
         store.remove("box")
         assert box.sh("ls /srv").out == "owned\n"
@@ -279,12 +286,12 @@ def test_a_snapshot_starts_others_with_the_files_of_that_moment(stored, image):
     for name in ("first", "second", "second"):
         runtime.remove_snapshot(name)
     assert runtime.snapshots() == []
-    assert not [holder for holder in runtime._images._store.holders() if "snapshot" in holder]
+    assert not [holder for holder in runtime.image_store.holders() if "snapshot" in holder]
 
 
 @as_root
 def test_a_snapshot_keeps_the_image_below_it(stored):
-    store = stored.runtime._images._store
+    store = stored.runtime.image_store
     with stored.box() as box:
         stored.runtime.snapshot(box.handle, "kept")
     store.remove("box")
@@ -312,7 +319,7 @@ def test_names_of_snapshots_are_checked(kind):
 @pytest.mark.parametrize("disk", ["memory", "file"])
 def test_a_fork_and_its_original_go_separate_ways(tmp_path, runtime_folder, busybox_tar, image, disk):
     with local_kind(tmp_path, disk=disk) as kind:
-        kind.runtime._images._store.import_archive(busybox_tar, name="box")
+        kind.runtime.image_store.import_archive(busybox_tar, name="box")
         first = create(kind, image=image)
         first.sh("echo base > /tmp/f; mkdir /tmp/d; echo deep > /tmp/d/g; chmod 600 /tmp/f")
         one, two = kind.runtime.fork(first.handle, kind.spec(), timeout_seconds=START_SECONDS)

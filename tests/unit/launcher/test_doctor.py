@@ -19,6 +19,7 @@ class MissingRuntime(WeakRuntime):
 
 def lines(monkeypatch, tmp_path, runtime, *, is_required: bool) -> list[str]:
     monkeypatch.setattr(doctor, "build_runtime", lambda _name, _folder: runtime())
+    monkeypatch.setattr(doctor, "runtime_modes", lambda _name, _folder: [("by hand", lambda: "seen")])
     return [str(found) for found in doctor._check_runtime("local", tmp_path, is_required=is_required)]
 
 
@@ -27,11 +28,15 @@ def test_each_limitation_is_a_note_with_its_way_out(monkeypatch, tmp_path):
         "ok    runtime local: works",
         "note  runtime local: CPU is not limited: run as root",
         "note  runtime local: memory is limited per process: run as root",
+        "ok    runtime local, by hand: seen",
     ]
-    assert lines(monkeypatch, tmp_path, FakeRuntime, is_required=True) == ["ok    runtime local: works"]
+    assert lines(monkeypatch, tmp_path, FakeRuntime, is_required=True)[0] == "ok    runtime local: works"
 
 
 @pytest.mark.parametrize(("is_required", "mark"), [(True, "FAIL"), (False, "-   ")])
 def test_a_runtime_that_does_not_work_has_no_notes(monkeypatch, tmp_path, is_required, mark):
     found = lines(monkeypatch, tmp_path, MissingRuntime, is_required=is_required)
-    assert found == [f"{mark}  runtime local: no engine: install one"]
+    assert found == [
+        f"{mark}  runtime local: no engine: install one",
+        "ok    runtime local, by hand: seen",
+    ]
