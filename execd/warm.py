@@ -15,13 +15,16 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["warm_up"]
+__all__ = ["answer_once", "warm_up"]
 
 _LATE_MODULES = (
     # What the library loads only when it is needed, from files that a daemon inside a sandbox could not see.
     "concurrent.futures.thread", "ctypes", "encodings.ascii", "encodings.idna", "encodings.latin_1",
     "encodings.unicode_escape", "encodings.utf_8", "linecache", "stringprep", "traceback", "unicodedata", "warnings",
 )  # fmt: skip
+
+_NOT_OF_THE_DAEMON = ("__", "bundle", "elf")
+"""Beginnings of the modules that are programs, or that build the bundle."""
 
 _REQUEST = b"GET /ping HTTP/1.1\r\nHost: execd\r\nConnection: close\r\n\r\n"
 
@@ -33,8 +36,13 @@ def warm_up() -> None:
             importlib.import_module(name)
     for entry in os.scandir(os.path.dirname(__file__)):
         name, dot, ending = entry.name.rpartition(".")
-        if dot and ending == "py" and name not in ("__init__", "__main__", "bundle", "elf"):
+        if dot and ending == "py" and not name.startswith(_NOT_OF_THE_DAEMON):
             importlib.import_module(f"execd.{name}")
+    answer_once()
+
+
+def answer_once() -> None:
+    """Answer one request, as the first thing of a daemon's life."""
     asyncio.run(_answer_once())
 
 
@@ -48,8 +56,11 @@ async def _answer_once() -> None:
     service = Service(Options(), {}, limits, Reaper())
     server = Server(service.routes.handle, limits)
     await server.start(listener)
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(_REQUEST)
-    await reader.read()
-    writer.close()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, address)
+        await loop.sock_sendall(client, _REQUEST)
+        while await loop.sock_recv(client, 4096):
+            pass
     await server.stop(grace_seconds=0)

@@ -55,6 +55,14 @@ class Bundle:
     path: Path
     command: tuple[str, ...]
 
+    @property
+    def interpreter(self) -> tuple[str, ...]:
+        """The argv that starts the bundle's Python on this host, without a program."""
+        return tuple(
+            f"{self.path}{word.removeprefix(BUNDLE_MOUNT)}" if word.startswith(BUNDLE_MOUNT) else word
+            for word in self.command[:-1]
+        )
+
 
 def ensure_bundle(cache_dir: Path) -> Bundle:
     """Give the current bundle, building it if need be: `cache_dir/bundle-<digest>`.

@@ -436,7 +436,7 @@ class LocalRuntime(Runtime):
             staging.mkdir(mode=0o700, exist_ok=True)
             shown = {str(path): str(path) for path in extra}
             sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
-            return Zygote(sources, staging, shown_by_all(sources))
+            return Zygote(bundle, sources, staging, shown_by_all(sources))
         return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=self._as_root))
 
 

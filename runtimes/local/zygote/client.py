@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import subprocess
-import sys
+import sysconfig
 import threading
 import weakref
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from core.errors import CreateTimeoutError, DaemonError, RuntimeUnavailableError
+from runtimes.bundle import Bundle
 from runtimes.deadline import Deadline
 from runtimes.local.executor import (
     StartRequest,
@@ -40,7 +41,8 @@ _PROGRAM = """
 import json, sys
 sys.modules["ssl"] = None
 control, folder, paths, sources = sys.argv[1:]
-sys.path += json.loads(paths)
+own, *others = json.loads(paths)
+sys.path[:] = [own, *others, *sys.path]
 from runtimes.local.zygote.process import main
 main(int(control), folder, json.loads(sources))
 """
@@ -66,14 +68,17 @@ class _Started:
 class Zygote:
     """An `Executor`. For root with CAP_SYS_ADMIN, on Linux 5.12 and later (mounts with mapped owners)."""
 
-    def __init__(self, sources: Sources, folder: Path, shown: Sequence[str]) -> None:
+    def __init__(self, bundle: Bundle, sources: Sources, folder: Path, shown: Sequence[str]) -> None:
         """Start the process. folder: an empty one of the host. shown: files and folders that most sandboxes will see.
+
+        bundle: its interpreter runs the zygote, since its C library reads nothing of an image.
 
         Raises RuntimeUnavailableError.
         """
         self.sources = sources
         self._folder = folder
         self._shown = shown
+        self._interpreter = bundle.interpreter
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         with self._lock:
@@ -172,7 +177,7 @@ class Zygote:
             self._lock.release()
 
     def _connect(self) -> None:
-        connection = _Connection(self._folder, self._shown)
+        connection = _Connection(self._interpreter, self._folder, self._shown)
         # Whoever forgets to close this object, or leaves the program, still ends the process and its sandboxes.
         self._finalizer = weakref.finalize(self, connection.close)
         self._connection = connection
@@ -187,10 +192,13 @@ class Zygote:
 class _Connection:
     """The process, and the socket it serves."""
 
-    def __init__(self, folder: Path, shown: Sequence[str]) -> None:
+    def __init__(self, interpreter: Sequence[str], folder: Path, shown: Sequence[str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
-        program = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM]
+        library = sysconfig.get_path("stdlib")
+        # The bundle has only what execd needs, and is of the same version as this interpreter.
+        paths += [library, f"{library}/lib-dynload"]
+        program = [*interpreter, "-c", _PROGRAM]
         try:
             with theirs:
                 self._process = subprocess.Popen(

@@ -18,8 +18,8 @@ _PRESENT_AND_OWN: Final = 1 << 63 | 1 << 56
 """Of an entry of /proc/PID/pagemap: in memory, and mapped by this process alone."""
 
 _MADV_POPULATE_WRITE: Final = 23
-_GAP: Final = 2
-"""Pages that may lie between two of one range: another call costs as much as copying so many for nothing."""
+_GAP: Final = 1
+"""Steps from one page to the next of its range: each page copied for nothing is memory of every sandbox."""
 
 _LIBC: Final = ctypes.CDLL(None)
 

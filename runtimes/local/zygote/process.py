@@ -16,7 +16,7 @@ from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Final
 
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
-from execd.warm import warm_up
+from execd.warm import answer_once, warm_up
 from runtimes import linux
 from runtimes.local.plan import ALL_NAMESPACES, Namespace, Overlay
 from runtimes.local.zygote.child import Child, birth_flags
@@ -67,7 +67,7 @@ def _load_everything() -> HotPages:
     gc.collect()
     # Objects that no collection looks at stay in memory that all children share.
     gc.freeze()
-    return HotPages.of(warm_up)
+    return HotPages.of(answer_once)
 
 
 class _Fork:

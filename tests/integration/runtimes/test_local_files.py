@@ -155,11 +155,12 @@ def import_with_config(kind, layer, **config):
         "config": config,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": ["box:latest"], "Layers": ["layer.tar"]}]
-    files = {"config.json": document, "manifest.json": manifest}
+    names = {"config": f"{'c' * 64}.json", "layer": f"{'d' * 64}/layer.tar"}
+    manifest = [{"Config": names["config"], "RepoTags": ["box:latest"], "Layers": [names["layer"]]}]
+    files = {names["config"]: document, "manifest.json": manifest}
     saved = {name: (json.dumps(value).encode(), 0o644, 0) for name, value in files.items()}
     path = kind.runtime._config.state_dir.parent / "saved.tar"
-    path.write_bytes(tar_of({**saved, "layer.tar": (data, 0o644, 0)}))
+    path.write_bytes(tar_of({**saved, names["layer"]: (data, 0o644, 0)}))
     kind.runtime.image_store.import_archive(path)
 
 
