@@ -19,7 +19,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["main", "run"]
+__all__ = ["main", "open_listener", "run"]
 
 log = logging.getLogger("execd")
 
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     )
     try:
         _prepare_process(options)
-        listener = _open_listener(options)
+        listener = open_listener(options)
     except OSError as error:
         sys.stderr.write(f"execd: {error}\n")
         return 1
@@ -121,12 +121,15 @@ def _keep_accounts(options: Options) -> set[int]:
     return set(options.accounts.values())
 
 
-def _open_listener(options: Options) -> socket.socket:
+def open_listener(options: Options) -> socket.socket:
+    """Give the socket to serve on, bound and listening. Raises OSError."""
     if options.listen_fd is not None:
         listener = socket.socket(fileno=options.listen_fd)
         listener.set_inheritable(False)
     else:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # With the protocol named, or asyncio does not know it for TCP and lets Nagle's algorithm wait for delayed
+        # acknowledgements: 40 ms for each command.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
         listener.listen(_BACKLOG)

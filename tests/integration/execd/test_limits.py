@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from execd.daemon import open_listener
 from execd.errors import ExecdError
 from execd.exchange import Exchange, Handler
 from execd.limits import Limits
+from execd.options import Options
 from execd.server import Server
 
 SHORT = Limits(
@@ -197,3 +200,29 @@ def test_a_client_that_never_takes_its_answer_is_let_go_of() -> None:
         return received
 
     assert with_client(work, give_much) < 30_000_000
+
+
+@pytest.mark.parametrize("is_inherited", [False, True], ids=["own port", "inherited"])
+def test_small_writes_are_not_held_back(is_inherited: bool) -> None:
+    """Else each command waits 40 ms for an acknowledgement that its client delays."""
+    options = Options(host="127.0.0.1", port=0)
+    with socket.create_server(("127.0.0.1", 0)) as parent:
+        if is_inherited:
+            options.listen_fd = os.dup(parent.fileno())
+        listener = open_listener(options)
+
+        async def session() -> int:
+            accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+            def look(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                own = writer.get_extra_info("socket")
+                accepted.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                writer.close()
+
+            async with await asyncio.start_server(look, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                value = await accepted
+                writer.close()
+                return value
+
+        assert asyncio.run(session()) == 1
