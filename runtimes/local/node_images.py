@@ -1,14 +1,15 @@
 """What sandboxes of this node can start from: the host, stored images, snapshots; and the disks they write to."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from core.errors import ImageNotFoundError, SpecInvalidError
 from runtimes.base import SandboxSpec
 from runtimes.local.config import LocalConfig
 from runtimes.local.host_image import HOST_IMAGE
-from runtimes.local.images import ImageStore, StoredImage
+from runtimes.local.images import ImageConfig, ImageStore, StoredImage
 from runtimes.local.roots import HOST_ROOT, Root, root_of_image
 from runtimes.local.snapshots import SNAPSHOT_PREFIX, SnapshotRecord, Snapshots, root_of_snapshot
 from runtimes.local.zygote.disks import DISKS
@@ -62,8 +63,7 @@ class NodeImages:
             return Base(HOST_ROOT)
         if name.startswith(SNAPSHOT_PREFIX):
             record, own = self._snapshots.find(name.removeprefix(SNAPSHOT_PREFIX))
-            image = None if record.image == HOST_IMAGE else self.store.find(record.image)
-            return Base(root_of_snapshot(record, own, image.layers if image else ()), image, len(own))
+            return Base(root_of_snapshot(record, own), _image_below(record), len(own))
         try:
             image = self.store.find(name)
         except ImageNotFoundError as error:
@@ -87,7 +87,8 @@ class NodeImages:
         root = base.root
         image = HOST_IMAGE if base.image is None else base.image.digest
         self.lease(base, _holder(name))
-        record = SnapshotRecord(image, root.config, root.uid, root.gid, root.home)
+        below = root.layers[base.written :]
+        record = SnapshotRecord(image, below, root.config, root.uid, root.gid, root.home)
         try:
             self._snapshots.save(name, record, layers, as_root=self._as_root)
         except BaseException:
@@ -100,9 +101,27 @@ class NodeImages:
         self._snapshots.remove(name)
         self.release(_holder(name))
 
+    def sweep(self, sandboxes: Collection[str]) -> None:
+        """Give back the leases of all but these sandboxes and of snapshots there are; free what nothing uses."""
+        known = {*sandboxes, *(_holder(name) for name in self._snapshots.list())}
+        lapsed = [holder for holder in self.store.holders() if holder not in known]
+        for holder in lapsed:
+            self.store.release(holder)
+        if lapsed:
+            self.store.collect()
+
     def snapshots(self) -> list[str]:
         """All names."""
         return self._snapshots.list()
+
+
+def _image_below(record: SnapshotRecord) -> StoredImage | None:
+    """Give the image as a lease needs it; the store may have no name for it any more."""
+    if record.image == HOST_IMAGE:
+        return None
+    layers = tuple(Path(layer) for layer in record.below)
+    config = record.config or ImageConfig()
+    return StoredImage(record.image, record.image, layers, config, 0, datetime.now(UTC))
 
 
 def _holder(snapshot: str) -> str:

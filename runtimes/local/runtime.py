@@ -426,6 +426,7 @@ class LocalRuntime(Runtime):
                 executor = self._make_executor(bundle, _shared_etc(state))
                 seccomp = encode(build_filter(table))
                 self._cgroups.sweep()
+                self._images.sweep([record.name for record in self._records().all()])
                 self._prepared = _Prepared(self._records(), executor, bundle, seccomp)
             return self._prepared
 

@@ -31,9 +31,13 @@ _CHUNK_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """What a snapshot stands on. image: `host`, or the digest of a stored image, whose layers are below its own."""
+    """What a snapshot stands on. image: `host`, or the digest of a stored image.
+
+    below: that image's layers, top first; leased, so that they are there even if the image is forgotten.
+    """
 
     image: str
+    below: tuple[str, ...]
     config: ImageConfig | None
     uid: int
     gid: int
@@ -186,15 +190,16 @@ def _copy_facts(source: Path, target: Path, own: Callable[[int], int], *, can_ow
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
 
 
-def root_of_snapshot(record: SnapshotRecord, own: Sequence[Path], base: Sequence[Path]) -> Root:
-    """Give the root that a snapshot and the image below it make. base: the image's layers, empty for `host`."""
-    layers = tuple(str(layer) for layer in (*own, *base))
+def root_of_snapshot(record: SnapshotRecord, own: Sequence[Path]) -> Root:
+    """Give the root that a snapshot and the image below it make. own: the snapshot's layers, top first."""
+    layers = (*(str(layer) for layer in own), *record.below)
     return Root(layers, (0,) * len(layers), record.config, record.uid, record.gid, record.home)
 
 
 def _to_json(record: SnapshotRecord) -> dict[str, Any]:
     return {
         "image": record.image,
+        "below": record.below,
         "config": None if record.config is None else record.config.to_json(),
         "uid": record.uid,
         "gid": record.gid,
@@ -204,4 +209,10 @@ def _to_json(record: SnapshotRecord) -> dict[str, Any]:
 
 def _from_json(value: dict[str, Any]) -> SnapshotRecord:
     config = value["config"]
-    return SnapshotRecord(**{**value, "config": None if config is None else ImageConfig.from_json(config)})
+    return SnapshotRecord(
+        **{
+            **value,
+            "below": tuple(value["below"]),
+            "config": None if config is None else ImageConfig.from_json(config),
+        }
+    )

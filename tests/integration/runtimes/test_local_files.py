@@ -298,7 +298,13 @@ def test_a_snapshot_keeps_the_image_below_it(stored):
     store.remove("box")
     layers = list((stored.runtime._config.state_dir / "images" / "layers").iterdir())
     assert layers
+    with stored.box(image="snapshot:kept") as again:
+        stored.runtime.snapshot(again.handle, "again")
+        assert again.sh("ls /srv").out == "owned\n"
     stored.runtime.remove_snapshot("kept")
+    with stored.box(image="snapshot:again") as last:
+        assert last.sh("ls /srv").out == "owned\n"
+    stored.runtime.remove_snapshot("again")
     store.collect()
     assert list((stored.runtime._config.state_dir / "images" / "layers").iterdir()) == []
 
@@ -397,3 +403,15 @@ def test_use_of_many_small_layers(kind, tmp_path):
     assert box_of(kind, handle).sh("cat /tmp/? /tmp/1? | wc -l").out.strip() == "12"
     for one in (*removed, handle):
         kind.runtime.remove(one)
+
+
+def test_leases_of_sandboxes_that_are_no_more_are_given_back(tmp_path, runtime_folder, stored):
+    store = stored.runtime.image_store
+    with stored.box() as box:
+        store.lease(store.find("box"), "sm-of-a-dead-worker")
+        store.remove("box")
+        again = LocalRuntime(stored.runtime._config)
+        handle = again.create(make_spec(image="host"), timeout_seconds=START_SECONDS)
+        assert set(store.holders()) == {box.handle.name}
+        again.remove(handle)
+        again.close()
