@@ -74,6 +74,14 @@ class Settings(BaseSettings):
     runtimes: tuple[str, ...] = Field(
         default=("local",), description="Runtimes this node offers: a JSON list of local, docker and fake."
     )
+    local_executor: Literal["auto", "zygote", "bwrap"] = Field(
+        default="auto",
+        description="What starts local sandboxes: auto is the zygote for root, bwrap for everyone else.",
+    )
+    local_disk: Literal["memory", "file"] = Field(
+        default="memory",
+        description="Where files of local sandboxes live: file takes no memory, and needs root and mkfs.ext4.",
+    )
     worker_slots: int = Field(default=8, ge=1, le=128, description="Attempts at a time on this worker.")
     worker_pool_size: int = Field(
         default=6, ge=1, le=64, description="Database connections of one worker, beside the heartbeat's."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -30,15 +30,16 @@ RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discrim
 RUNTIME_NAMES = ("local", "docker", "fake")
 
 
-def build_runtime(name: str, folder: Path) -> Runtime:
-    """Make a runtime with its default settings. folder: where this node's runtimes keep what they need.
+def build_runtime(name: str, folder: Path, **local: Any) -> Runtime:
+    """Make a runtime. folder: where this node's runtimes keep what they need.
 
+    local: what `LocalConfig` shall have instead of its defaults, e.g. disk; other runtimes have their default settings.
     Nothing is started or checked yet; see `Runtime.check`. Raises NotSupportedError for a name that is none.
     """
     bundles = folder / "bundles"
     match name:
         case "local":
-            return from_config(_local_config(folder))
+            return from_config(_local_config(folder, **local))
         case "docker":
             return from_config(DockerConfig(bundle_dir=bundles, state_dir=folder / "docker"))
         case "fake":
@@ -62,8 +63,8 @@ def runtime_modes(name: str, folder: Path) -> Iterator[tuple[str, Callable[[], s
         yield from local_modes(_local_config(folder))
 
 
-def _local_config(folder: Path) -> LocalConfig:
-    return LocalConfig(state_dir=folder / "local", bundle_dir=folder / "bundles")
+def _local_config(folder: Path, **changes: Any) -> LocalConfig:
+    return LocalConfig(state_dir=folder / "local", bundle_dir=folder / "bundles", **changes)
 
 
 def from_config(config: LocalConfig | DockerConfig | FakeConfig) -> Runtime:

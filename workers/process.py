@@ -77,7 +77,9 @@ def _start_when_possible(node: NodeWorker) -> None:
 
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
-    runtimes = {name: build_runtime(name, settings.home_path / "runtimes") for name in settings.runtimes}
+    folder = settings.home_path / "runtimes"
+    local = {"executor": settings.local_executor, "disk": settings.local_disk}
+    runtimes = {name: build_runtime(name, folder, **local) for name in settings.runtimes}
     for name, runtime in runtimes.items():
         runtime.check()
         limitations = runtime.limitations()
