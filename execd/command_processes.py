@@ -35,10 +35,10 @@ class CommandProcesses:
         self._launched.popen.returncode = os.waitstatus_to_exitcode(status)
 
     async def end(self, grace_seconds: float) -> None:
-        """SIGTERM, the grace, SIGKILL until none is left."""
+        """SIGTERM to each, the grace, SIGKILL until none is left."""
         if grace_seconds > 0:
-            self.signal_group(SIGTERM)
-            self.signal_group(SIGCONT)  # a stopped process hears nothing before
+            self._signal_everyone(SIGTERM)
+            self._signal_everyone(SIGCONT)  # a stopped process hears nothing before
             deadline = time.monotonic() + grace_seconds
             while time.monotonic() < deadline:
                 if not self._family(list_processes()):
@@ -63,15 +63,30 @@ class CommandProcesses:
         return self._families.count(self._origin)
 
     def signal_group(self, number: Signals) -> None:
-        """Signal the process group of the main process, or the family if it is another user's."""
-        if self._is_gone:
-            return  # the group's number may have passed to someone else
+        """Signal the process group of the main process while that lives, or the family if it is another user's."""
+        if not self._is_gone and not self._reaches_group(number):
+            send_signal(self._family(list_processes()), number)
+
+    def _signal_everyone(self, number: Signals) -> None:
+        """Signal the group, and once each who left it: they would not hear of it and cost the whole grace."""
+        table = list_processes()
+        family = self._family(table)
+        if not self._is_gone and self._reaches_group(number):
+            family = {pid for pid in family if table[pid].pgid != self._origin.pid}
+        send_signal(family, number)
+
+    def _reaches_group(self, number: Signals) -> bool:
+        """Signal the process group in one step; False if it is another user's.
+
+        Not when the main process is gone: the group's number may have passed to someone else.
+        """
         try:
             os.killpg(self._origin.pid, number)
         except ProcessLookupError:
-            return
+            return True
         except PermissionError:
-            send_signal(self._family(list_processes()), number)
+            return False
+        return True
 
     def _family(self, table: ProcessTable) -> set[int]:
         # Not `Families.members`: whoever hides behind the name of a command that has ended is killed, too.

@@ -1,5 +1,6 @@
 """A TCP port of this machine that leads to the execd of a sandbox, however its runtime reaches it."""
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,12 +12,21 @@ _READ_BYTES = 65536
 
 
 @contextmanager
-def tcp_relay(connect: Callable[[], socket.socket]) -> Iterator[int]:
-    """Relay connections to what `connect` opens, until the block ends; gives the port."""
+def tcp_relay(
+    connect: Callable[[], socket.socket],
+    *,
+    idle_seconds: float | None = None,
+    cut_behind: bytes | None = None,
+) -> Iterator[int]:
+    """Relay connections to what `connect` opens, until the block ends; gives the port.
+
+    idle_seconds: of silence from there after which a connection is closed. cut_behind: it is also closed behind the
+    first of these bytes from there.
+    """
     threads: list[threading.Thread] = []
     open_sockets: list[socket.socket] = []
 
-    def start(target: Callable[..., None], *arguments: socket.socket) -> None:
+    def start(target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments)
         threads.append(thread)
         thread.start()
@@ -30,8 +40,8 @@ def tcp_relay(connect: Callable[[], socket.socket]) -> Iterator[int]:
                 far = connect()
                 far.settimeout(None)
                 open_sockets.append(far)
-                start(_copy, near, far)
-                start(_copy, far, near)
+                start(_copy, near, far, None, None)
+                start(_copy, far, near, idle_seconds, cut_behind)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         start(accept, listener)
@@ -48,13 +58,26 @@ def tcp_relay(connect: Callable[[], socket.socket]) -> Iterator[int]:
                 opened.close()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(
+    source: socket.socket, target: socket.socket, idle_seconds: float | None, cut_behind: bytes | None
+) -> None:
+    seen = b""
     with suppress(OSError):
-        while data := source.recv(_READ_BYTES):
+        while _is_readable(source, idle_seconds) and (data := source.recv(_READ_BYTES)):
+            if cut_behind is not None:
+                seen += data
+                if cut_behind in seen:
+                    behind = seen.index(cut_behind) + len(cut_behind)
+                    target.sendall(data[: behind - (len(seen) - len(data))])
+                    break
             target.sendall(data)
     # One direction that ends takes the other with it: an execd must learn at once that its client has left.
     _shut(target)
     _shut(source)
+
+
+def _is_readable(source: socket.socket, seconds: float | None) -> bool:
+    return bool(select.select([source], [], [], seconds)[0])
 
 
 def _shut(opened: socket.socket) -> None:

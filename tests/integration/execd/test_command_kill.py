@@ -178,3 +178,14 @@ def test_shutdown_ends_commands_and_everything_they_left(execd: RunningExecd, tm
     assert not is_alive(pid)
     assert not is_alive(daemon)
     assert is_alive(os.getpid())
+
+
+def test_whoever_left_the_group_is_asked_to_end_once_as_well(execd: RunningExecd, tmp_path: Path) -> None:
+    asked = f"trap 'echo asked >>{tmp_path}/asked' TERM; echo ready; while :; do sleep 0.05; done"
+    with execd.streaming(f'setsid sh -c "{asked}" & {asked}') as events:
+        execution_id = next(events)["text"]
+        until(events, "ready")
+        until(events, "ready")
+        parameters = {"id": execution_id, "grace_ms": 500}
+        assert execd.client.delete("/command", params=parameters).status_code == 200
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2
