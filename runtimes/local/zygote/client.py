@@ -113,8 +113,7 @@ class Zygote:
             if self._connection is None or not self._connection.is_alive:
                 return
             with suppress(OSError):
-                self._connection.control.send(f"{DROP} {disk}".encode())
-                self._connection.control.recv(_REPLY_BYTES)
+                self._ask(f"{DROP} {disk}", [])
 
     def layer_of(self, disk: str, generation: int) -> str:
         """Give the path, for an `Overlay`, of what a sandbox of this zygote wrote in a generation."""
@@ -163,18 +162,25 @@ class Zygote:
             if self._connection is None or not self._connection.is_alive:
                 self._disconnect()
                 self._connect()
-            connection = self._connection
-            if connection is None:
-                raise BrokenPipeError
-            control = connection.control
-            socket.send_fds(control, [START.encode()], descriptors)
-            reply = control.recv(_REPLY_BYTES).decode("utf-8", "replace")
-            if not reply:
-                self._disconnect()
-                raise BrokenPipeError("it has ended")
-            return reply
+            return self._ask(START, descriptors)
         finally:
             self._lock.release()
+
+    def _ask(self, message: str, descriptors: list[int]) -> str:
+        """Send a message and give the answer; the caller holds the lock. Raises OSError."""
+        try:
+            if self._connection is None:
+                raise BrokenPipeError
+            control = self._connection.control
+            socket.send_fds(control, [message.encode()], descriptors)
+            reply = control.recv(_REPLY_BYTES).decode("utf-8", "replace")
+            if not reply:
+                raise BrokenPipeError("it has ended")
+        except OSError:
+            # An answer that came later would be taken for that of the next question.
+            self._disconnect()
+            raise
+        return reply
 
     def _connect(self) -> None:
         connection = _Connection(self._interpreter, self._folder, self._shown)
