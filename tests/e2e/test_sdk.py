@@ -1,10 +1,12 @@
 """The client against the whole stack."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.stack import Stack, StackConfig
+from runtimes.registry import open_image_store
 from sandmill import (
     Artifact,
     Client,
@@ -22,6 +24,9 @@ from sandmill import (
     Trials,
     UnauthenticatedError,
 )
+from tests.support.image_archives import file, folder, tar
+
+BUSYBOX = Path("/bin/busybox")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -30,8 +35,13 @@ WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(StackConfig(home=tmp_path_factory.mktemp("stack") / "home", with_flower=False)) as running:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stack") / "home"
+
+
+@pytest.fixture(scope="module")
+def stack(home: Path) -> Iterator[Stack]:
+    with Stack(StackConfig(home=home, with_flower=False)) as running:
         yield running
 
 
@@ -50,6 +60,27 @@ def run_job(client: Client, job: Job) -> TrialDetail:
 
 def shell(script: str, **fields: object) -> Job:
     return Job(key="k", image="host", steps=[Step("run", script)], **fields)  # type: ignore[arg-type]
+
+
+def test_job_runs_in_an_image_that_was_imported_while_the_stack_runs(
+    home: Path, client: Client, tmp_path: Path
+) -> None:
+    """The image is in the store of the worker's runtime; what is not in it is not there."""
+    archive = tmp_path / "box.tar"
+    archive.write_bytes(
+        tar(folder("bin"), file("bin/sh", BUSYBOX.read_bytes(), mode=0o755), file("marked", b"1"))
+    )
+    store = open_image_store(home / "runtimes")
+    store.import_archive(archive, name="box:1")
+    job = Job(
+        key="k", image="box:1", steps=[Step("run", "test -e /marked && test ! -e /usr && cd / && echo *")]
+    )
+    trial = run_job(client, job)
+    assert (trial.outcome, trial.failure) == ("passed", None)
+    (attempt,) = trial.attempts
+    assert "marked" in "".join(line.text for line in client.iter_logs(attempt.id))
+    missing = run_job(client, Job(key="k", image="box:2", steps=[Step("run", "true")]))
+    assert (missing.outcome, missing.failure and missing.failure.code) == ("error", "image_not_found")
 
 
 def test_job_runs_and_tells_how(client: Client) -> None:
