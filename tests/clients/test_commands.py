@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -104,6 +105,16 @@ def test_handlers_may_be_the_only_ones_to_get_the_output(commands: CommandsSync)
     execution = commands.run("seq 1000", handlers=handlers)
     assert "".join(seen) == "".join(f"{number}\n" for number in range(1, 1001))
     assert (execution.logs.stdout, execution.exit_code) == ([], 0)
+
+
+def test_many_commands_at_once_do_not_mix(commands: CommandsSync) -> None:
+    def run(number: int) -> tuple[str, int | None]:
+        execution = commands.run(f"echo {number}; sleep 0.2; echo {number}; exit {number}")
+        return execution.text, execution.exit_code
+
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(run, range(20)))
+    assert found == [(f"{number}\n{number}", number) for number in range(20)]
 
 
 class Running:

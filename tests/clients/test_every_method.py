@@ -12,6 +12,8 @@ import pytest
 from opensandbox.adapters.filesystem_adapter import FilesystemAdapter
 from opensandbox.sync.adapters.filesystem_adapter import FilesystemAdapterSync
 
+from tests.support.execd import RunningExecd
+
 TESTED = {
     "Commands": {"commands"},
     "Filesystem": {"files", "theirs"},
@@ -54,6 +56,11 @@ def test_every_service_is_tested_or_not_execds() -> None:
     names = set(opensandbox.services.__all__)
     assert names == set(TESTED) | NOT_OF_EXECD | NOT_SERVED
     assert {name.removesuffix("Sync") for name in opensandbox.sync.services.__all__} == names
+
+
+def test_what_is_not_served_is_not_found(daemon: RunningExecd) -> None:
+    for method, path in (("GET", "capabilities"), ("POST", "session")):
+        assert daemon.client.request(method, f"/v1/isolated/{path}").status_code == 404
 
 
 @pytest.mark.parametrize("service", TESTED)

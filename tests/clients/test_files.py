@@ -60,6 +60,15 @@ def test_files_of_all_kinds_of_content_are_written_in_one_call(
 
 
 @pytest.mark.parametrize("flavour", range(len(FLAVOURS)), ids=FLAVOURS)
+def test_a_large_file_goes_and_comes_whole(
+    writers: list[FilesystemSync], flavour: int, tmp_path: Path
+) -> None:
+    path, data = f"{tmp_path}/large", os.urandom(30 << 20)
+    writers[flavour].write_files([WriteEntry(path=path, data=io.BytesIO(data))])
+    assert b"".join(writers[flavour].read_bytes_stream(path)) == data
+
+
+@pytest.mark.parametrize("flavour", range(len(FLAVOURS)), ids=FLAVOURS)
 def test_of_files_one_of_which_cannot_be_written_none_is(
     writers: list[FilesystemSync], flavour: int, tmp_path: Path
 ) -> None:
