@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from core.errors import ExecdUnreachableError
-from runtimes.base import FileUpload
+from runtimes.base import Command, FileUpload
 from tests.support import probes
+from tests.support.execd import wait_for
 from tests.support.outside import background, host_process, host_processes, sleep_mark
 from tests.support.sandboxes import is_root
 
@@ -69,3 +70,47 @@ def test_sandbox_that_is_removed_ends_its_calls_with_an_error(real_kind):
         real_kind.runtime.remove(box.handle)
         with pytest.raises(ExecdUnreachableError):
             running.result(20)
+
+
+TREE = (
+    "setsid sleep {0} & (setsid nohup sh -c 'sleep {0}; true' >/dev/null 2>&1 &); echo ready; sleep {0} | cat"
+)
+
+
+class LeavesError(Exception):
+    """What makes a client leave in the middle."""
+
+
+def test_nothing_of_a_command_outlives_its_client_or_its_interrupt(shared_box):
+    """B-026: background, pipeline and sessions of their own, in two seconds."""
+    mark = sleep_mark()
+    with background(shared_box, TREE.format(mark), until=b"ready"):
+        host_process(mark)
+    assert host_processes(mark) == []
+
+    def leave(_stream, _data):
+        raise LeavesError
+
+    with pytest.raises(LeavesError):
+        shared_box.client.run(Command(shell=TREE.format(mark)), on_output=leave)
+    began = time.monotonic()
+    wait_for(lambda: host_processes(mark) == [])
+    assert time.monotonic() - began < 2
+    assert shared_box.sh("echo on").out == "on\n"
+
+
+@pytest.mark.parametrize("stop", ["kill -STOP 0", "kill -STOP $$", "sh -c 'kill -STOP $PPID'; true"])
+def test_a_command_that_stops_itself_ends_in_time(shared_box, stop):
+    """B-052."""
+    mark = sleep_mark()
+    said = []
+    assert 1 <= seconds(lambda: said.append(shared_box.sh(f"sleep {mark} & {stop}", timeout_seconds=1))) < 2.5
+    assert said[0].result.timed_out
+    assert host_processes(mark) == []
+
+
+def test_a_child_that_holds_the_outputs_delays_nothing(shared_box):
+    """B-028."""
+    said = []
+    assert seconds(lambda: said.append(shared_box.sh("sleep 30 & echo done"))) < 2
+    assert (said[0].out, said[0].code) == ("done\n", 0)
