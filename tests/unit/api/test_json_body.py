@@ -137,10 +137,11 @@ def test_harmless_look_alikes_are_accepted(body):
     ],
 )
 def test_hostile_bodies_are_refused_quickly(body):
-    started = time.monotonic()
+    # Its own work, not what other programs take of the machine meanwhile.
+    started = time.process_time()
     with pytest.raises(InvalidRequestError):
         parse_json(body)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_too_many_values_is_a_matter_of_size():

@@ -31,7 +31,7 @@ def test_an_order_comes_out_as_it_went_in():
 
 
 def test_neighbouring_pages_are_one_range():
-    assert _join([1, 2, 4, 9]) == [(PAGE, 4 * PAGE), (9 * PAGE, PAGE)]
+    assert _join([1, 2, 4, 9]) == [(PAGE, 2 * PAGE), (4 * PAGE, PAGE), (9 * PAGE, PAGE)]
     assert _join([]) == []
 
 
