@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from core.errors import CreateTimeoutError, DaemonError, ExecdUnreachableError
+from core.errors import BadImageError, CreateTimeoutError, DaemonError, ExecdUnreachableError, RunFailure
 from runtimes.cgroups import SandboxCgroup
 from runtimes.deadline import Deadline
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.plan import Plan
 from runtimes.local.plan_parts import Sources
 from runtimes.local.unix_sockets import connect_to
+from runtimes.local.zygote.orders import BAD_IMAGE
 from runtimes.processes import ProcessRef
 
 __all__ = [
@@ -79,7 +80,10 @@ class Executor(Protocol):
     sources: Sources
 
     def start(self, request: StartRequest) -> Started:
-        """Start one; returns when execd answers. Raises CreateTimeoutError, DaemonError; no process is left then."""
+        """Start one; returns when execd answers.
+
+        Raises CreateTimeoutError, DaemonError, BadImageError for files of the image; no process is left then.
+        """
 
     def forget(self, disk: str) -> None:
         """Let go of what a sandbox wrote. Idempotent."""
@@ -120,7 +124,7 @@ def read_messages(descriptor: int) -> str:
     return text.decode("utf-8", "replace").strip()
 
 
-def await_execd(request: StartRequest, failure: Callable[[], DaemonError]) -> None:
+def await_execd(request: StartRequest, failure: Callable[[], RunFailure]) -> None:
     """Ping execd. The socket listens since before it was started, so one question is enough.
 
     Raises CreateTimeoutError, or what `failure` gives if the sandbox has died.
@@ -139,8 +143,10 @@ def await_execd(request: StartRequest, failure: Callable[[], DaemonError]) -> No
         raise failure() from error
 
 
-def start_failure(name: str, said: str) -> DaemonError:
-    """Put what was said into an error."""
+def start_failure(name: str, said: str) -> RunFailure:
+    """Put what was said into an error: a BadImageError where that was the image's fault, else a DaemonError."""
+    if said.startswith(BAD_IMAGE):
+        return BadImageError(said[: 2 * _MESSAGE_CHARACTERS])
     if len(said) > 2 * _MESSAGE_CHARACTERS:
         said = f"{said[:_MESSAGE_CHARACTERS]} ... {said[-_MESSAGE_CHARACTERS:]}"
     return DaemonError(f"sandbox {name} did not start: {said}")

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from core.errors import CreateTimeoutError, DaemonError
+from core.errors import CreateTimeoutError, DaemonError, RunFailure
 from runtimes.local.bwrap import arguments
 from runtimes.local.executor import StartRequest, await_execd, memory_file, start_failure
+from runtimes.local.image_paths import without_links
 from runtimes.local.plan import Plan, TextFile
 from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started
 from runtimes.local.unix_sockets import listen_at
@@ -64,7 +65,7 @@ class _Launch:
                 descriptors.callback(os.close, descriptor)
                 flags += ["--account", f"{name}={descriptor}"]
                 passed.append(descriptor)
-            plan = request.plan(tuple(flags))
+            plan = without_links(request.plan(tuple(flags)))
             passed += [info_write.fileno(), block_read.fileno()]
             seccomp_fd = None
             if plan.seccomp is not None:
@@ -148,7 +149,7 @@ class _Launch:
             message = f"the number of files in sandbox {self.request.name} could not be limited: {error}"
             raise DaemonError(message) from error
 
-    def _failure(self, started: Started) -> DaemonError:
+    def _failure(self, started: Started) -> RunFailure:
         """Put what bwrap or execd said into an error."""
         with suppress(subprocess.TimeoutExpired):
             started.popen.wait(timeout=min(1.0, self.request.deadline.remaining()))

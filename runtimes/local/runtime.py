@@ -123,6 +123,12 @@ class LocalRuntime(Runtime):
         """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
         prepared = self._prepare()
         base = self._images.base_of(spec.image)
+        if base.root.layers and self._as_root and not self._has_zygote:
+            # Only the zygote's mounts can show files of root as those of a sandbox's user.
+            message = (
+                "bwrap starts no stored image as root: set executor to auto, or run the worker as a user"
+            )
+            raise NotSupportedError(message)
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
         self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
         return self._create(prepared, spec, base, Deadline(timeout_seconds))

@@ -11,7 +11,10 @@ TIMEOUT_SECONDS = 300
 @pytest.mark.timeout(TIMEOUT_SECONDS + 20)
 @pytest.mark.skipif(not is_root(), reason="without root the suites run as an ordinary user anyway")
 def test_sandboxes_of_an_ordinary_user_hold_too(tmp_path):
-    suites = [f"tests/security/test_{name}.py" for name in ("escape", "exhaustion", "guards")]
+    suites = [
+        f"tests/security/test_{name}.py"
+        for name in ("escape", "exhaustion", "guards", "hostile_stored_images")
+    ]
     done = run_as_ordinary_user(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not docker", *suites],
         tmp_path / "home",

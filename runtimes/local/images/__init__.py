@@ -6,6 +6,7 @@ from runtimes.local.images.lookup import read_file
 from runtimes.local.images.names import ImageName
 from runtimes.local.images.progress import PullProgress
 from runtimes.local.images.records import StoredImage
+from runtimes.local.images.stacking import find_in_layers
 from runtimes.local.images.store import ImageStore
 from runtimes.local.images.users import resolve_user
 
@@ -16,6 +17,7 @@ __all__ = [
     "ImageStore",
     "PullProgress",
     "StoredImage",
+    "find_in_layers",
     "read_file",
     "resolve_user",
 ]

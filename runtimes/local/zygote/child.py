@@ -14,9 +14,9 @@ from typing import NoReturn
 from execd.daemon import run
 from runtimes import linux
 from runtimes.local.plan import Namespace, Plan
-from runtimes.local.zygote.orders import ACCOUNT, LISTENER, MESSAGES, TASKS, Order
+from runtimes.local.zygote.orders import ACCOUNT, BAD_IMAGE, CGROUP, LISTENER, MESSAGES, TASKS, Order
 from runtimes.local.zygote.prepared import Prepared
-from runtimes.local.zygote.root import enter_root
+from runtimes.local.zygote.root import BadRootError, enter_folder, enter_root
 
 __all__ = ["Child", "birth_flags"]
 
@@ -89,7 +89,7 @@ class Child:
                 first_id=order.first_id,
             )
             os.umask(0o022)
-            os.chdir(order.plan.workdir)
+            enter_folder(order.plan.workdir)
             if "user" in order.plan.namespaces:
                 self._enter_user_namespace(order.first_id, may_nest=order.plan.nested_user_namespaces)
             _drop_privileges(order.plan)
@@ -99,6 +99,8 @@ class Child:
                 linux.install_seccomp(order.plan.seccomp)
             os.environ.clear()
             status = run([*_descriptor_flags(order, descriptors), *order.flags], order.plan.environment)
+        except BadRootError as error:
+            sys.stderr.write(f"{BAD_IMAGE}{error}\n")
         except BaseException as error:  # noqa: BLE001 -- the end of the process, whatever it was
             sys.stderr.write(f"the sandbox could not be set up: {error}\n")
             if not isinstance(error, OSError):
@@ -146,6 +148,9 @@ def _join_groups(order: Order, descriptors: Sequence[int]) -> None:
     for kind, descriptor in zip(order.descriptors, descriptors, strict=True):
         if kind == TASKS:
             os.write(descriptor, b"0")
+        if kind in (TASKS, CGROUP):
+            # A folder of the host, left open, would be a way to it for whatever links an image has.
+            os.close(descriptor)
     if "cgroup" in order.plan.namespaces:
         linux.unshare(linux.CLONE_NEWCGROUP)
 

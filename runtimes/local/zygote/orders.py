@@ -8,6 +8,7 @@ from runtimes.local.plan import Plan
 
 __all__ = [
     "ACCOUNT",
+    "BAD_IMAGE",
     "CGROUP",
     "DROP",
     "ID_COUNT",
@@ -24,6 +25,9 @@ __all__ = [
 
 START, DROP = "start", "drop"
 """Messages: a sandbox to start; a disk to let go of, followed by a blank and its name."""
+
+BAD_IMAGE = "the image cannot be started: "
+"""How a message begins that puts a failed start down to the files of the image."""
 
 ID_COUNT = 65_536
 """User and group ids a sandbox has of its own: 0 to 65,535 inside."""

@@ -1,5 +1,6 @@
 """The zygote's executor of a plan's mounts: from a process in a new mount namespace to one that sees nothing else."""
 
+import errno
 import os
 import stat
 from typing import Final
@@ -22,16 +23,26 @@ from runtimes.local.plan import (
 from runtimes.local.zygote.ids import mapped_namespace
 from runtimes.local.zygote.prepared import READ_ONLY, Prepared
 
-__all__ = ["enter_root"]
+__all__ = ["BadRootError", "enter_folder", "enter_root"]
 
 _SAFE: Final = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+
+_FAULTS_OF_AN_IMAGE: Final = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
+"""What the kernel says where an image has files, or links, in the place of folders."""
+
+_FAULTS_IN_PROC: Final = {errno.ENOENT, errno.EACCES, errno.EPERM}
+"""And where a link of its leads to the kernel's folders, in which nothing can be made."""
+
+
+class BadRootError(Exception):
+    """The files below a sandbox leave no place for what it needs; the message names the path."""
 
 
 def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, first_id: int) -> None:
     """Build what the plan says and make it the root of this process; the host's own is out of reach afterwards.
 
     For real root in a mount namespace of its own. disk: a mount that is nowhere yet, to write to, in the folder of the
-    generation. first_id: host id of 0 inside. Raises OSError.
+    generation. first_id: host id of 0 inside. Raises BadRootError, OSError.
     """
     # Sources are opened while the host is still in sight, and put in their places when it no longer is: whatever links
     # an image has, they lead to places inside of it.
@@ -53,7 +64,22 @@ def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, fi
         builder.make_plain()
     linux.detach_root()
     for mount in rest:
-        builder.add(mount)
+        try:
+            builder.add(mount)
+        except OSError as error:
+            is_made = isinstance(mount, Directory | TextFile)
+            if error.errno not in (_FAULTS_OF_AN_IMAGE | _FAULTS_IN_PROC if is_made else _FAULTS_OF_AN_IMAGE):
+                raise
+            raise BadRootError(f"{mount.path}: {error}") from error
+
+
+def enter_folder(path: str) -> None:
+    """Make a folder of the sandbox the working directory.
+
+    Links are followed by their text alone: one like /proc/self/fd/9 leads to whatever is open, which may be the host's.
+    Raises OSError.
+    """
+    os.chdir(os.path.realpath(path))
 
 
 class _Builder:
@@ -110,7 +136,7 @@ class _Builder:
         """Add one mount below the root, which is this process's."""
         match mount:
             case Tmpfs(path, _, _):
-                self._folder(path)
+                self._mount_point(path)
                 linux.attach(self._tmpfs(mount), path)
             case Bind():
                 self._bind(mount)
@@ -142,13 +168,13 @@ class _Builder:
     def _bind(self, mount: Bind) -> None:
         source = self._sources[mount]
         if stat.S_ISDIR(os.fstat(source).st_mode):
-            self._folder(mount.path)
+            self._mount_point(mount.path)
         else:
             self._empty_file(mount.path)
         linux.attach(source, mount.path)
 
     def _proc(self, path: str) -> None:
-        self._folder(path)
+        self._mount_point(path)
         attributes = _SAFE | linux.MOUNT_ATTR_NOEXEC
         linux.attach(linux.new_mount("proc", {}, attributes), path)
         settings = linux.clone_mount(f"{path}/sys", recursive=False)
@@ -156,22 +182,34 @@ class _Builder:
         linux.attach(settings, f"{path}/sys")
 
     def _dev(self, path: str) -> None:
-        self._folder(path)
+        self._mount_point(path)
         linux.attach(self._devices, path)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC
         pts = {"newinstance": None, "ptmxmode": "666", "mode": "620"}
         linux.attach(linux.new_mount("devpts", pts, attributes), f"{path}/pts")
 
-    def _folder(self, path: str, mode: int = 0o755) -> None:
-        """Make a folder and its parents where they are missing; new ones are the sandbox's own."""
+    def _mount_point(self, path: str) -> None:
+        """Have a folder at this very path: the sandbox could put another in the place of a link to it."""
+        if os.path.realpath(path) != path:
+            raise BadRootError(f"{path}: it is a link, and has to be a folder")
+        self._folder(path)
+
+    def _folder(self, path: str, mode: int = 0o755) -> str:
+        """Make a folder, where links lead to, and its parents where they are missing; new ones are the sandbox's own.
+
+        Gives its path without links.
+        """
+        resolved = path = os.path.realpath(path)
         missing = []
-        # A link of the image's may lead nowhere: then making the folder fails, and the error names it.
-        while not os.path.exists(path):
+        while not os.path.lexists(path):
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
             os.mkdir(folder)
             self._own(folder, mode if folder is missing[0] else 0o755)
+        if not os.path.isdir(resolved):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), resolved)
+        return resolved
 
     def _empty_file(self, path: str) -> None:
         """Have something to mount a file on."""
@@ -181,7 +219,7 @@ class _Builder:
 
     def _write(self, path: str, text: str) -> None:
         """Put a file in the place of whatever is there."""
-        self._folder(os.path.dirname(path))
+        path = f"{self._folder(os.path.dirname(path))}/{os.path.basename(path)}"
         if os.path.lexists(path):
             os.unlink(path)
         with open(path, "x", encoding="utf-8") as file:

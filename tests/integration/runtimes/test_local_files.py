@@ -183,7 +183,7 @@ def test_an_image_of_nothing_still_has_execd(kind, tmp_path):
 
 
 def test_links_of_an_image_lead_to_places_inside(kind, tmp_path):
-    files = {"etc": "/../../../etc2", "tmp": "/w", "w": None, "etc2": None, "dev": "w"}
+    files = {"etc": "/../../../etc2", "tmp": "/w", "w": None, "etc2": None}
     path = tmp_path / "links.tar"
     path.write_bytes(tar_of(files))
     kind.runtime.image_store.import_archive(path, name="links")
