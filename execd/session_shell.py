@@ -17,9 +17,10 @@ MAX_VALUE_CHARACTERS: Final = 8 * 1024
 # Bash reads two strings that end in NUL. The code is on the first line of what it runs, so line numbers are right.
 _BASH_MAIN: Final = (
     'IFS= read -r -d "" __sm_setup; IFS= read -r -d "" __sm_code; exec 9>&2 2>&1 </dev/null; '
-    'eval "$__sm_setup" >/dev/null 2>&1; eval -- "$__sm_prefix$__sm_code" 9>&-'
+    'eval "$__sm_setup" >/dev/null 2>&1; builtin eval -- "$__sm_prefix$__sm_code" 9>&-'
 )
 
+# `builtin` throughout, since the code's functions may have the names of what is called here.
 _BASH_FUNCTIONS: Final = r"""
 __sm_emit() {
   builtin printf '%s\0' "${PWD-}"
@@ -32,7 +33,7 @@ __sm_emit() {
       case $__sm_n in
         BASH | BASH_* | BASHOPTS | BASHPID | COMP_* | DIRSTACK | EPOCH* | EUID | FUNCNAME | GROUPS | HISTCMD | \
         HOSTTYPE | LINENO | MACHTYPE | OSTYPE | PIPESTATUS | PPID | PROMPT_COMMAND | PS[0-4] | PWD | RANDOM | \
-        SANDMILL_EXECUTION_ID | SECONDS | SHELLOPTS | SHLVL | SRANDOM | UID | _ | __sm_*) continue ;;
+        SANDMILL_EXECUTION_ID | SECONDS | SHELLOPTS | SHLVL | SRANDOM | UID | _ | __sm_*) builtin continue ;;
       esac
       builtin eval "__sm_v=\"\${$__sm_n[*]-}\""
       if [[ ${#__sm_v} -le @MAX@ ]]; then builtin declare -p -- "$__sm_n"; fi
@@ -52,28 +53,28 @@ __sm_save() {
   for __sm_fd in 9 10 11 12 13; do
     if IFS= builtin read -r -d '' -t 1 -u "$__sm_fd" __sm_v && [[ $__sm_v == "$__sm_token" ]]; then
       __sm_emit >&"$__sm_fd"
-      break
+      builtin break
     fi
   done
   builtin return "$1"
 }
 trap() {
-  if [[ $BASHPID != "$$" ]]; then builtin trap "$@"; return; fi
-  local __sm_r=0 __sm_s
+  if [[ $BASHPID != "$$" ]]; then builtin trap "$@"; builtin return; fi
+  builtin local __sm_r=0 __sm_s
   if [[ -n ${__sm_theirs+x} ]]; then builtin trap -- "$__sm_theirs" EXIT; else builtin trap - EXIT; fi
   builtin trap "$@" || __sm_r=$?
-  if [[ ${1-} == -- ]]; then shift; fi
+  if [[ ${1-} == -- ]]; then builtin shift; fi
   if [[ $# -ge 1 && $1 != -[lpP]* ]]; then
-    if [[ $# -eq 1 || $1 =~ ^[0-9]+$ ]]; then set -- - "$@"; fi
+    if [[ $# -eq 1 || $1 =~ ^[0-9]+$ ]]; then builtin set -- - "$@"; fi
     for __sm_s in "${@:2}"; do
       case $__sm_s in
         0 | [Ee][Xx][Ii][Tt] | [Ss][Ii][Gg][Ee][Xx][Ii][Tt])
-          if [[ $1 == - ]]; then unset __sm_theirs; else __sm_theirs=$1; fi ;;
+          if [[ $1 == - ]]; then builtin unset __sm_theirs; else __sm_theirs=$1; fi ;;
       esac
     done
   fi
   builtin trap -- "$__sm_ours"${__sm_theirs+$'\n'"$__sm_theirs"} EXIT
-  return "$__sm_r"
+  builtin return "$__sm_r"
 }
 __sm_ours='{ __sm_save "$?"; } >/dev/null 2>&1'
 builtin trap -- "$__sm_ours" EXIT
@@ -85,12 +86,12 @@ shopt -s expand_aliases
 # Last of all, since the options of the user's code are not for ours. A trace begins with the code itself.
 _BASH_OPTIONS: Final = r"""
 for __sm_n in braceexpand hashall interactive-comments; do
-  case :$__sm_options: in *:$__sm_n:*) ;; *) set +o "$__sm_n" ;; esac
+  case :$__sm_options: in *:$__sm_n:*) ;; *) builtin set +o "$__sm_n" ;; esac
 done
 case :$__sm_options: in *:verbose:*) __sm_prefix='set -v; ' ;; esac
 case :$__sm_options: in *:xtrace:*) __sm_prefix+='set -x; ' ;; esac
 for __sm_n in allexport errtrace functrace keyword noclobber noglob nounset physical pipefail posix errexit; do
-  case :$__sm_options: in *:$__sm_n:*) set -o "$__sm_n" ;; esac
+  case :$__sm_options: in *:$__sm_n:*) builtin set -o "$__sm_n" ;; esac
 done
 """
 

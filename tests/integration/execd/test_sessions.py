@@ -124,6 +124,30 @@ def test_the_exit_code_is_right_and_the_state_is_kept(
     shell.execd.run("pkill -f 'echo noise'")
 
 
+def test_functions_may_have_the_names_of_builtins(shell: Shell) -> None:
+    names = (
+        *(
+            "alias",
+            "break",
+            "continue",
+            "declare",
+            "eval",
+            "exec",
+            "local",
+            "printf",
+            "read",
+            "return",
+            "set",
+        ),
+        *("shift", "shopt", "umask", "unset"),
+    )
+    shell.output("".join(f"{name}() {{ echo mine; }}; " for name in names) + "KEPT=1; builtin set -f +B")
+    for kept in (1, 2):
+        outcome = shell.run("trap 'echo left' EXIT; eval; echo $KEPT {a,b} *; KEPT=2; (exit 6)")
+        assert outcome.output() == b"mine\n%d {a,b} *\nleft\n" % kept
+        assert (outcome.last["exit_code"], outcome.last["state_saved"]) == (6, True)
+
+
 @pytest.mark.parametrize(
     "script",
     [
