@@ -72,7 +72,8 @@ class SandboxSpec:
 
     env is added to the image's environment. labels: found again by `Runtime.list`. is_sealed: nothing in the sandbox
     steers execd; without it commands also take variables from a file that code inside can write (EXECD_ENVS), and a
-    signal from inside can end execd: never where results are judged.
+    signal from inside can end execd: never where results are judged. entrypoint: argv of a program that is started in
+    the background once execd answers; "image": the image's own, if it has one; None: nothing is started.
     """
 
     name: str
@@ -82,6 +83,7 @@ class SandboxSpec:
     workdir: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     is_sealed: bool = True
+    entrypoint: Sequence[str] | Literal["image"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that could be read as options or paths by the tools below."""

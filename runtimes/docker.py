@@ -18,6 +18,7 @@ from core.errors import (
     CreateTimeoutError,
     DaemonError,
     ExecdUnreachableError,
+    NotSupportedError,
     RuntimeUnavailableError,
 )
 from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats
@@ -119,6 +120,10 @@ class DockerRuntime(Runtime):
 
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
         """Create and start a container; see `Runtime.create`. The first call also builds the bundle."""
+        if spec.entrypoint is not None:
+            raise NotSupportedError(
+                "entrypoint: the docker runtime starts none beside execd; run a command instead"
+            )
         bundle = self._prepare()
         deadline = Deadline(timeout_seconds)
         rules = self.rules()

@@ -80,6 +80,19 @@ class HttpExecutionClient:
             run = _Run(self, exchange, on_output, stop, kill_grace_seconds)
             return run.follow()
 
+    def start(self, command: Command) -> None:
+        """Start in the background; execd keeps what it writes. Raises SpecInvalidError if there is no such program."""
+        body = json.dumps({**_command_json(command), "background": True}).encode()
+        headers = [*self._headers, ("Content-Type", "application/json"), ("Accept", "text/event-stream")]
+        with self._exchange() as exchange:
+            response = exchange.request("POST", "/command", headers=headers, body=body)
+            if response.status_code != 200:
+                result = _refused_command(exchange, response.status_code)
+            else:
+                result = _Run(self, exchange, lambda *_: None, None, 0.0).follow()
+        if result.error is not None:
+            raise SpecInvalidError(f"{command.argv or command.shell} cannot be started: {result.error}")
+
     def upload(self, files: Sequence[FileUpload]) -> None:
         """Write files; each appears whole or not at all.
 

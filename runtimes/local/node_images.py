@@ -43,6 +43,14 @@ class Live:
     disk: str
     generation: int = 0
 
+    @property
+    def entrypoint(self) -> tuple[str, ...]:
+        """What to start in it; empty: nothing. A fork's original starts it anew, with all other processes gone."""
+        if self.spec.entrypoint == "image":
+            config = self.base.root.config
+            return () if config is None else (*config.entrypoint, *config.cmd)
+        return tuple(self.spec.entrypoint or ())
+
     def stands_on(self, disk: str) -> bool:
         """Whether what was written to a disk is a layer of this one."""
         return any(f"/{DISKS}/{disk}/" in layer for layer, _ in self.base.written_layers)

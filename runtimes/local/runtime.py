@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,15 @@ from core.errors import (
     RuntimeUnavailableError,
     SpecInvalidError,
 )
-from runtimes.base import EXECD_PORT, ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from runtimes.base import (
+    EXECD_PORT,
+    Command,
+    ResourceLimits,
+    Runtime,
+    SandboxHandle,
+    SandboxSpec,
+    SandboxStats,
+)
 from runtimes.bundle import Bundle, ensure_bundle, sealing_flags
 from runtimes.cgroups import CgroupTree, SandboxCgroup
 from runtimes.deadline import Deadline
@@ -317,7 +325,12 @@ class LocalRuntime(Runtime):
             )
             self._live[spec.name] = live
             started = self._started[spec.name] = prepared.executor.start(request)
-        return self._handle(prepared.records.update(record, init=started.init, is_ready=True))
+        handle = self._handle(prepared.records.update(record, init=started.init, is_ready=True))
+        entrypoint = live.entrypoint
+        if entrypoint:
+            with closing(self.executions(handle)) as client:
+                client.start(Command(argv=entrypoint))
+        return handle
 
     def _disk_for(self, live: Live) -> AbstractContextManager[str | None]:
         """Give the device of a disk file, while it is needed; None for a disk in memory, or one that is there."""

@@ -415,3 +415,25 @@ def test_leases_of_sandboxes_that_are_no_more_are_given_back(tmp_path, runtime_f
         assert set(store.holders()) == {box.handle.name}
         again.remove(handle)
         again.close()
+
+
+@as_root
+def test_an_entrypoint_of_the_image_or_the_job_is_started_as_its_user(kind, busybox_tar):
+    program = {"Entrypoint": ["/bin/sh", "-c"], "Cmd": ["id -u > started; sleep 60"]}
+    import_with_config(kind, busybox_tar, User="app", WorkingDir="/srv", **program)
+    image = replace(kind, image="box")
+    with image.box(entrypoint="image") as box:
+        assert wait_for(lambda: box.sh("cat /srv/started").out) == "1234\n"
+    with image.box(entrypoint=("/bin/sh", "-c", "pwd > started; exit 3")) as box:
+        assert wait_for(lambda: box.sh("cat /srv/started").out) == "/srv\n"
+    with image.box() as box:
+        assert box.sh("ls /srv/started").code == 1
+    with kind.box(entrypoint="image") as box:
+        box.client.ping()
+
+
+def test_an_entrypoint_that_is_not_there_is_an_error_of_the_spec(kind):
+    spec = kind.spec(entrypoint=("/no/such/program",))
+    with pytest.raises(SpecInvalidError, match="/no/such/program"):
+        kind.runtime.create(spec, timeout_seconds=START_SECONDS)
+    assert kind.runtime.list() == []
