@@ -22,7 +22,7 @@ from runtimes.local.plan import (
     Tmpfs,
 )
 
-__all__ = ["BWRAP_VERSION", "BwrapProgram", "arguments", "find_bwrap"]
+__all__ = ["BWRAP_VERSION", "BwrapProgram", "arguments", "disk_arguments", "find_bwrap"]
 
 BWRAP_VERSION = (0, 11)
 """Older ones lack --size for overlays, and have known races between checking and binding a source."""
@@ -99,12 +99,18 @@ def _system_bwrap() -> BwrapProgram:
 
 
 def arguments(
-    plan: Plan, *, seccomp_fd: int | None, info_fd: int, block_fd: int, text_fds: Mapping[TextFile, int]
+    plan: Plan,
+    *,
+    seccomp_fd: int | None,
+    info_fd: int,
+    block_fd: int,
+    text_fds: Mapping[TextFile, int],
+    disk: str,
 ) -> list[str]:
     """Give bwrap's options for a plan and its descriptors; the program to run is not among them.
 
     info_fd: bwrap writes the host's number of process 1 there. block_fd: process 1 waits until a byte comes.
-    text_fds: to read the contents of the plan's text files from.
+    text_fds: to read the contents of the plan's text files from. disk: see `disk_arguments`.
     """
     options = [_NAMESPACE_OPTION[name] for name in sorted(plan.namespaces - {"mount"})]
     if "user" in plan.namespaces:
@@ -119,7 +125,7 @@ def arguments(
     options += ["--die-with-parent", "--info-fd", str(info_fd), "--block-fd", str(block_fd)]
     options += [] if seccomp_fd is None else ["--seccomp", str(seccomp_fd)]
     for mount in plan.mounts:
-        options += _mount_options(mount, text_fds)
+        options += _mount_options(mount, text_fds, disk)
     options += ["--chdir", plan.workdir, "--clearenv"]
     for name, value in plan.environment.items():
         options += ["--setenv", name, value]
@@ -127,7 +133,7 @@ def arguments(
 
 
 def _mount_options(  # noqa: PLR0911 -- one return per kind of mount
-    mount: Mount, text_fds: Mapping[TextFile, int]
+    mount: Mount, text_fds: Mapping[TextFile, int], disk: str
 ) -> list[str]:
     """Give the options of one mount."""
     match mount:
@@ -150,7 +156,22 @@ def _mount_options(  # noqa: PLR0911 -- one return per kind of mount
         case Overlay(path, layers):
             # The lowest comes first.
             sources = [word for layer in reversed(layers) for word in ("--overlay-src", layer)]
-            return [*sources, "--tmp-overlay", path]
+            return [*sources, "--overlay", f"{disk}/upper", f"{disk}/work", path]
+
+
+def disk_arguments(plan: Plan, disk: str) -> list[str]:
+    """Give the options of a bwrap outside of the one with `arguments`, which needs it; none if it needs no other.
+
+    It shows the host as it is but for a memory file system of the size of the plan's overlay. bwrap has an overlay of
+    its own making, but not with a limit: half of the host's memory could be filled.
+    disk: an empty folder, to mount that on where nobody else sees it.
+    """
+    root = plan.mounts[0]
+    if not isinstance(root, Overlay):
+        return []
+    options = ["--unshare-user", "--die-with-parent", "--dev-bind", "/", "/"]
+    options += ["--size", str(root.size_bytes), "--tmpfs", disk]
+    return [*options, "--dir", f"{disk}/upper", "--dir", f"{disk}/work"]
 
 
 def _copy(source: Path, target: Path) -> None:

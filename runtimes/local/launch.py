@@ -5,15 +5,15 @@ import os
 import select
 import subprocess
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 
 from core.errors import CreateTimeoutError, DaemonError, RunFailure
-from runtimes.local.bwrap import arguments
+from runtimes.local.bwrap import arguments, disk_arguments
 from runtimes.local.executor import StartRequest, await_execd, memory_file, start_failure
 from runtimes.local.image_paths import without_links
-from runtimes.local.plan import Plan, TextFile
+from runtimes.local.plan import SANDBOX_UID, Plan, TextFile
 from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started
 from runtimes.local.unix_sockets import listen_at
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
@@ -29,14 +29,15 @@ class BwrapExecutor:
     Keep a reference while sandboxes run: they end with its thread.
     """
 
-    def __init__(self, spawner: Spawner) -> None:
-        """Own the spawner."""
+    def __init__(self, spawner: Spawner, disk: str) -> None:
+        """Own the spawner. disk: an empty folder, see `disk_arguments`."""
         self.sources = spawner.sources
         self._spawner = spawner
+        self._disk = disk
 
     def start(self, request: StartRequest) -> Started:
         """Start one sandbox; see `Executor.start`."""
-        return _Launch(request, self._spawner).start()
+        return _Launch(request, self._spawner, self._disk).start()
 
     def forget(self, disk: str) -> None:
         """Nothing to do: what it wrote went with its mount namespace."""
@@ -52,6 +53,7 @@ class _Launch:
 
     request: StartRequest
     spawner: Spawner
+    disk: str
 
     def start(self) -> Started:
         """Start it; see `Executor.start`."""
@@ -65,7 +67,7 @@ class _Launch:
                 descriptors.callback(os.close, descriptor)
                 flags += ["--account", f"{name}={descriptor}"]
                 passed.append(descriptor)
-            plan = without_links(request.plan(tuple(flags)))
+            plan = _without_root(without_links(request.plan(tuple(flags))))
             passed += [info_write.fileno(), block_read.fileno()]
             seccomp_fd = None
             if plan.seccomp is not None:
@@ -85,7 +87,9 @@ class _Launch:
                     info_fd=info_write.fileno(),
                     block_fd=block_read.fileno(),
                     text_fds=text_fds,
+                    disk=self.disk,
                 ),
+                outer_options=disk_arguments(plan, self.disk),
                 argv=plan.argv,
                 uid=request.first_id + plan.uid,
                 cgroup=request.cgroup,
@@ -166,6 +170,14 @@ def kill_by_name(name: str) -> None:
                 process = ProcessRef.of(int(folder.name))
                 if process is not None:
                     kill_and_wait(process, timeout_seconds=KILL_TIMEOUT_SECONDS)
+
+
+def _without_root(plan: Plan) -> Plan:
+    """Have an ordinary user where an image has root: to root of its user namespace the kernel gives execd's /proc/1.
+
+    Nothing is lost: it would have no right that others lack, and all files are one user's here.
+    """
+    return replace(plan, uid=plan.uid or SANDBOX_UID, gid=plan.gid or SANDBOX_UID)
 
 
 def _pipe(descriptors: ExitStack) -> tuple[FileIO, FileIO]:

@@ -64,6 +64,8 @@ def _try_image(config: LocalConfig) -> str:
         try:
             store.import_archive(archive, name=_IMAGE)
             _start_image(runtime)
+        except RuntimeUnavailableError:
+            raise
         except RunFailure as error:
             way_out = (
                 "the folder of images must be on ext4, xfs or btrfs, and Linux 5.12 or newer: set SANDMILL_HOME to one "

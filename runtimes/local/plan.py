@@ -6,6 +6,7 @@ from typing import Literal
 
 __all__ = [
     "ALL_NAMESPACES",
+    "SANDBOX_UID",
     "Bind",
     "DeviceFolder",
     "Directory",

@@ -136,7 +136,7 @@ class LocalRuntime(Runtime):
             message = (
                 "bwrap starts no stored image as root: set executor to auto, or run the worker as a user"
             )
-            raise NotSupportedError(message)
+            raise RuntimeUnavailableError(message)
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
         self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
         return self._create(prepared, spec, base, Deadline(timeout_seconds))
@@ -457,7 +457,9 @@ class LocalRuntime(Runtime):
             shown = {str(path): str(path) for path in extra}
             sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
             return Zygote(bundle, sources, staging, shown_by_all(sources))
-        return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=self._as_root))
+        disk = self._config.state_dir / "disk"
+        disk.mkdir(mode=0o700, exist_ok=True)
+        return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=self._as_root), str(disk))
 
 
 def _has_zygote(config: LocalConfig, *, as_root: bool) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,21 @@ __all__ = ["NAME_VARIABLE", "BwrapCall", "Spawner", "Started"]
 NAME_VARIABLE = "SANDMILL_SANDBOX"
 """Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
 
+_MOST_BWRAPS = 2
+"""In one start: one that makes a disk, one that makes the sandbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class BwrapCall:
     """One start. options: bwrap's, argv: what becomes process 1. uid: of the host, used as root only.
 
+    outer_options: of a bwrap around that one, which is only needed where there are some.
     cgroup: where all of it is born, as far as that is possible. pass_fds: descriptors named in the options and argv.
     """
 
     name: str
     options: Sequence[str]
+    outer_options: Sequence[str]
     argv: Sequence[str]
     uid: int
     cgroup: SandboxCgroup
@@ -71,14 +77,25 @@ class Started:
         """Kill bwrap and process 1, whatever they were doing, and wait for both."""
         process = ProcessRef.of(self.popen.pid)
         if self.popen.poll() is None and process is not None:
-            # Process 1 asks to die with bwrap only a moment after it was made. Stopped, bwrap makes no more children,
-            # so the one there is can be killed by number.
             self.popen.send_signal(signal.SIGSTOP)
-            for child in process.children:
-                kill_and_wait(child, timeout_seconds=KILL_TIMEOUT_SECONDS)
+            _kill_children(process, _MOST_BWRAPS)
             self.popen.kill()
         self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
         os.close(self.messages_fd)
+
+
+def _kill_children(bwrap: ProcessRef, bwraps: int) -> None:
+    """Kill what a stopped bwrap has started. bwraps: how many there may be, each inside the one before.
+
+    Process 1 asks to die with bwrap only a moment after it was made. Stopped, bwrap makes no more children, so the one
+    there is can be killed by number.
+    """
+    for child in bwrap.children:
+        if bwraps > 1:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGSTOP)
+            _kill_children(child, bwraps - 1)
+        kill_and_wait(child, timeout_seconds=KILL_TIMEOUT_SECONDS)
 
 
 class Spawner:
@@ -146,10 +163,13 @@ class Spawner:
         identity: dict[str, Any] = {}
         if self._as_root:
             identity = {"user": request.uid, "group": request.uid, "extra_groups": []}
+        argv = [str(self._bwrap), "--args", str(options_fd), "--", *request.argv]
+        if request.outer_options:
+            argv = [str(self._bwrap), *request.outer_options, "--", *argv]
         try:
             with request.cgroup.entered_by_this_thread():
                 popen = subprocess.Popen(
-                    [str(self._bwrap), "--args", str(options_fd), "--", *request.argv],
+                    argv,
                     stdin=subprocess.DEVNULL,
                     stdout=messages_fd,
                     stderr=messages_fd,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import BadImageError, NotSupportedError
+from core.errors import BadImageError, RuntimeUnavailableError
 from tests.support import probes
 from tests.support.entry_points import call
 from tests.support.execd import names_in
@@ -235,7 +235,7 @@ def test_root_starts_no_stored_image_by_bwrap(tmp_path, runtime_folder):
     archive.write_bytes(docker_archive({"box:1": [tar(*busybox_entries())]}))
     with local_kind(tmp_path, executor="bwrap") as kind:
         kind.runtime.image_store.import_archive(archive)
-        with pytest.raises(NotSupportedError, match="executor to auto"):
+        with pytest.raises(RuntimeUnavailableError, match="executor to auto"):
             kind.runtime.create(kind.spec(image="box:1"), timeout_seconds=START_SECONDS)
         assert kind.runtime.list() == []
         assert kind.runtime.image_store.holders() == []

@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 300
 def test_sandboxes_of_an_ordinary_user_hold_too(tmp_path):
     suites = [
         f"tests/security/test_{name}.py"
-        for name in ("escape", "exhaustion", "guards", "hostile_stored_images")
+        for name in ("escape", "exhaustion", "guards", "hostile_stored_images", "stored_images")
     ]
     done = run_as_ordinary_user(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not docker", *suites],

@@ -47,9 +47,9 @@ def host_program_entries(*programs: str, libraries: tuple[str, ...] = ()) -> lis
 
 
 @contextmanager
-def store_image(kind: Kind, *layers: list[Entry], **config: Any) -> Iterator[Kind]:
+def store_image(kind: Kind, *layers: list[Entry], name: str = "hostile", **config: Any) -> Iterator[Kind]:
     """Import an image of layers, lowest first, with a config (Env, WorkingDir, User); gives the kind that has it."""
-    name = "hostile:latest"
+    name = f"{name}:latest"
     given: Mapping[str, Any] = {"Env": ["PATH=/bin:/usr/bin"], **config}
     archive = Path(kind.runtime._config.state_dir).parent / "image.tar"
     archive.write_bytes(docker_archive({name: [tar(*layer) for layer in layers]}, config=given))

@@ -10,6 +10,7 @@ TIMEOUT_SECONDS = 240
 SUITES = (
     "tests/integration/runtimes/test_image_store.py",
     "tests/integration/runtimes/test_image_lookup.py",
+    "tests/integration/runtimes/test_local_files.py",
     "tests/security/test_image_unpacking.py",
 )
 

@@ -19,7 +19,7 @@ def plan(**changes):
 
 
 def options(made):
-    return arguments(made, seccomp_fd=9, info_fd=7, block_fd=8, text_fds={})
+    return arguments(made, seccomp_fd=9, info_fd=7, block_fd=8, text_fds={}, disk="/disk")
 
 
 def option_of(words, name):
@@ -52,7 +52,7 @@ def test_every_guard_is_on_the_command_line():
 def test_guard_comes_from_the_plan(change, missing):
     made = Plan(**{"mounts": (), "argv": ("x",), "workdir": "/", "seccomp": b"f", **change})
     seccomp_fd = None if made.seccomp is None else 9
-    words = arguments(made, seccomp_fd=seccomp_fd, info_fd=7, block_fd=8, text_fds={})
+    words = arguments(made, seccomp_fd=seccomp_fd, info_fd=7, block_fd=8, text_fds={}, disk="/disk")
     assert missing not in words
 
 
@@ -157,8 +157,9 @@ def test_without_a_setting_to_blame_the_other_ways_are_named(tmp_path):
 def test_layers_and_texts_become_options_of_bwrap():
     text = TextFile("/etc/hosts", "x")
     made = Plan(mounts=(Overlay("/", ("/top", "/low"), (0, 0), 1), text), argv=("x",), workdir="/")
-    words = arguments(made, seccomp_fd=None, info_fd=7, block_fd=8, text_fds={text: 11})
+    words = arguments(made, seccomp_fd=None, info_fd=7, block_fd=8, text_fds={text: 11}, disk="/disk")
     start = words.index("--overlay-src")
-    assert words[start : start + 10] == [
-        "--overlay-src", "/low", "--overlay-src", "/top", "--tmp-overlay", "/", "--perms", "0644", "--file", "11",
+    assert words[start : start + 12] == [
+        "--overlay-src", "/low", "--overlay-src", "/top", "--overlay", "/disk/upper", "/disk/work", "/",
+        "--perms", "0644", "--file", "11",
     ]  # fmt: skip
