@@ -19,6 +19,7 @@ from runtimes.processes import ProcessRef
 __all__ = ["Record", "RecordExistsError", "Records"]
 
 _SLOTS = 16_384
+_ENDING = ".json"
 
 
 class RecordExistsError(Exception):
@@ -59,10 +60,10 @@ class Records:
             message = "this process is not listed in /proc"
             raise RuntimeError(message)
         with self._locked():
-            taken = [path.stem.partition("@") for path in self._folder.glob("*@*.json")]
-            if any(known == name for known, _, _ in taken):
+            taken = self._slots_by_name()
+            if name in taken:
                 raise RecordExistsError(name)
-            used = {int(slot) for _, _, slot in taken}
+            used = set(taken.values())
             # Round robin: a slot rests as long as possible before its user id is used again.
             numbers = (n % self._slots for n in range(self._next_slot, self._next_slot + self._slots))
             slot = next((number for number in numbers if number not in used), None)
@@ -83,35 +84,55 @@ class Records:
 
     def find(self, name: str) -> Record | None:
         """Give the record of a name."""
-        return next((record for record in self.all() if record.name == name), None)
+        slot = self._slots_by_name().get(name)
+        return None if slot is None else self._read(self._path(name, slot))
 
     def all(self) -> list[Record]:
         """All records, by name."""
-        found = []
-        for path in sorted(self._folder.glob("*@*.json")):
-            # Another process may remove a record while we look.
-            with suppress(FileNotFoundError):
-                try:
-                    found.append(_from_json(json.loads(path.read_text())))
-                except (ValueError, KeyError, TypeError):
-                    # Cut short by a power loss: whatever it named has ended with it.
-                    path.unlink()
-        return found
+        found = (self._read(self._path(name, slot)) for name, slot in sorted(self._slots_by_name().items()))
+        return [record for record in found if record is not None]
 
     def forget(self, record: Record) -> None:
         """Drop a record; its slot is free again."""
-        for leftover in self._folder.glob(f"{record.name}@{record.slot}.*.tmp"):
-            leftover.unlink(missing_ok=True)
-        self._path(record).unlink(missing_ok=True)
+        own = f"{record.name}@{record.slot}."
+        # The record last: while it is there, its slot is nobody else's, and neither are the leftovers of its writers.
+        for name in sorted(self._names(), key=lambda name: name.endswith(_ENDING)):
+            if name.startswith(own):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self._folder}/{name}")  # noqa: PTH108 -- see _names
 
-    def _path(self, record: Record) -> Path:
-        return self._folder / f"{record.name}@{record.slot}.json"
+    def _names(self) -> list[str]:
+        """List the folder. By `os`, as all here: each start and each command looks at it, and it may be long."""
+        return os.listdir(self._folder)  # noqa: PTH208
+
+    def _slots_by_name(self) -> dict[str, int]:
+        slots = {}
+        for entry in self._names():
+            name, mark, slot = entry.removesuffix(_ENDING).rpartition("@")
+            if mark and entry.endswith(_ENDING):
+                slots[name] = int(slot)
+        return slots
+
+    def _path(self, name: str, slot: int) -> str:
+        return f"{self._folder}/{name}@{slot}{_ENDING}"
+
+    def _read(self, path: str) -> Record | None:
+        # Another process may remove a record while we look.
+        with suppress(FileNotFoundError):
+            try:
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- see _names
+                    return _from_json(json.loads(file.read()))
+            except (ValueError, KeyError, TypeError):
+                # Cut short by a power loss: whatever it named has ended with it.
+                os.unlink(path)  # noqa: PTH108 -- see _names
+        return None
 
     def _write(self, record: Record) -> None:
-        path = self._path(record)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(_to_json(record)))
-        temporary.rename(path)
+        path = self._path(record.name, record.slot)
+        temporary = f"{path.removesuffix(_ENDING)}.{os.getpid()}.tmp"
+        with open(temporary, "wb", buffering=0) as file:  # noqa: PTH123 -- see _names
+            file.write(json.dumps(_to_json(record)).encode())
+        os.rename(temporary, path)  # noqa: PTH104 -- see _names
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -381,8 +381,10 @@ class LocalRuntime(Runtime):
 
     def _end_processes(self, record: Record) -> None:
         """End all of a sandbox but its disk and its groups."""
+        # Process 1 first: the kernel ends all in its namespace with it, and there is hardly anything left to look for.
+        is_dead = record.init is None or kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS)
         self._cgroups.find(record.name).kill()
-        if record.init is not None and not kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS):
+        if record.init is not None and not is_dead:
             raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
         started = self._started.pop(record.name, None)
         if started is not None:

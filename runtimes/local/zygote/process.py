@@ -33,8 +33,9 @@ MAX_DESCRIPTORS: Final = 32
 
 MAX_MESSAGE_BYTES: Final = 1024
 _SPARE_FORKS: Final = 8
-_PAUSE_MS: Final = 2
-"""Of silence before a fork is made ahead: an order that comes meanwhile would have to wait for it."""
+_PAUSE_MS: Final = 8
+"""Of silence before a fork is made ahead, while no sandbox is on its way: an order that comes meanwhile, or one that
+waits for its ids, would have to wait for it; and its copying of memory takes processor time from those that start."""
 
 
 def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
@@ -107,7 +108,7 @@ class _Zygote:
 
     def serve(self) -> None:
         while True:
-            is_short = len(self._spares) < _SPARE_FORKS
+            is_short = len(self._spares) < _SPARE_FORKS and not self._starting
             ready = {number for number, _ in self._poller.poll(_PAUSE_MS if is_short else None)}
             # Those under way first: each has a client that waits.
             for number in ready & self._starting.keys():

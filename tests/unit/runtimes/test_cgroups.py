@@ -79,7 +79,7 @@ def test_hierarchy_that_is_not_ours_is_left_out(monkeypatch, tmp_path):
     def refuse(self, *_args, **_kwargs):
         raise PermissionError(errno.EACCES, "no")
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("os.mkdir", refuse)
     group = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))]).create(
         "sm-1", LIMITS
     )
@@ -104,16 +104,16 @@ def test_controllers_that_limit_nothing_are_told(monkeypatch, tmp_path):
         raise PermissionError(errno.EACCES, "no")
 
     assert CgroupTree("sandmill", []).unenforced("sm-1", LIMITS) == {"memory", "cpu", "pids"}
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("os.mkdir", refuse)
     tree = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))])
     assert tree.unenforced("sm-1", LIMITS) == {"memory", "cpu", "pids"}
 
 
 def test_value_the_kernel_refuses_is_an_error_not_no_limit(monkeypatch, tmp_path):
-    def refuse(self, *_args):
+    def refuse(*_args, **_kwargs):
         raise OSError(errno.EINVAL, "no")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr("runtimes.cgroups._write", refuse)
     tree = CgroupTree("sandmill", [CgroupMount(tmp_path, "/", 1, frozenset({"memory"}))])
     with pytest.raises(OSError, match="no"):
         tree.create("sm-1", LIMITS)

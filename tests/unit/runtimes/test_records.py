@@ -60,3 +60,24 @@ def test_reused_process_number_is_another_process():
     assert me.is_alive
     assert not ProcessRef(me.pid, me.started - 1).is_alive
     assert ProcessRef.of(1 << 22) is None
+
+
+def test_a_record_is_found_without_reading_the_others(records, monkeypatch):
+    """Each command looks its sandbox up: that may not take longer the more sandboxes there are."""
+    wanted = records.reserve("sm-a", {})
+    for number in range(5):
+        records.reserve(f"sm-b{number}", {})
+    read = []
+    original = records._read
+    monkeypatch.setattr(records, "_read", lambda path: read.append(path) or original(path))
+    assert records.find("sm-a") == wanted
+    assert records.find("sm-none") is None
+    assert len(read) == 1
+
+
+def test_a_forgotten_record_leaves_no_file(records, tmp_path):
+    record = records.reserve("sm-a", {})
+    other = records.reserve("sm-a-2", {})
+    (tmp_path / "records" / f"sm-a@{record.slot}.99.tmp").write_text("cut short")
+    records.forget(record)
+    assert sorted(path.name for path in (tmp_path / "records").glob("sm-*")) == [f"sm-a-2@{other.slot}.json"]
