@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import socket
+from collections.abc import Callable
 
 from execd.limits import Limits
 from execd.options import Options
@@ -41,26 +42,27 @@ def warm_up() -> None:
     answer_once()
 
 
-def answer_once() -> None:
-    """Answer one request, as the first thing of a daemon's life."""
-    asyncio.run(_answer_once())
+def answer_once(on_answer: Callable[[], None] = lambda: None) -> None:
+    """Answer one request, as the first thing of a daemon's life. on_answer: called before the daemon ends."""
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        listener.setblocking(False)
+        # Asked before there is a loop: what a client does is no part of it.
+        client.connect(listener.getsockname())
+        client.sendall(_REQUEST)
+        asyncio.run(_answer_once(listener, client, on_answer))
 
 
-async def _answer_once() -> None:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(1)
-    listener.setblocking(False)
-    address = listener.getsockname()
+async def _answer_once(listener: socket.socket, client: socket.socket, on_answer: Callable[[], None]) -> None:
     limits = Limits()
     service = Service(Options(), {}, limits, Reaper())
     server = Server(service.routes.handle, limits)
     await server.start(listener)
+    is_answered = asyncio.Event()
     loop = asyncio.get_running_loop()
-    with socket.socket() as client:
-        client.setblocking(False)
-        await loop.sock_connect(client, address)
-        await loop.sock_sendall(client, _REQUEST)
-        while await loop.sock_recv(client, 4096):
-            pass
-    await server.stop(grace_seconds=0)
+    loop.add_reader(client, is_answered.set)
+    await is_answered.wait()
+    loop.remove_reader(client)
+    on_answer()
+    await server.stop(grace_seconds=1)

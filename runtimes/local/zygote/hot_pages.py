@@ -7,8 +7,10 @@ the kernel for the lot moves that cost to a moment when nobody waits.
 
 import ctypes
 import os
+import signal
 import struct
 from collections.abc import Callable, Sequence
+from io import FileIO
 from typing import Final
 
 __all__ = ["HotPages"]
@@ -32,23 +34,14 @@ class HotPages:
         self._ranges = [(ctypes.c_void_p(start), ctypes.c_size_t(size)) for start, size in ranges]
 
     @classmethod
-    def of(cls, work: Callable[[], None]) -> "HotPages":
-        """Do the work in a fork, and give what it wrote to. Empty where the kernel does not tell."""
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                work()
-                ranges = _join(_own_pages())
-                os.write(
-                    write_end,
-                    struct.pack(f"={2 * len(ranges)}Q", *(word for pair in ranges for word in pair)),
-                )
-            finally:
-                os._exit(0)
-        os.close(write_end)
-        with open(read_end, "rb") as answer:
-            data = answer.read()
+    def of(cls, work: Callable[[Callable[[], None]], None]) -> "HotPages":
+        """Do the work in a fork, and give what it wrote to. Empty where the kernel does not tell.
+
+        work: is given what to call, once, when all that counts is done.
+        """
+        pid, answers = _fork_with_pipe(lambda write_end: _watch(work, write_end))
+        with answers:
+            data = answers.read()
         os.waitpid(pid, 0)
         return cls(list(struct.iter_unpack("=2Q", data[: len(data) // 16 * 16])))
 
@@ -58,12 +51,46 @@ class HotPages:
             _LIBC.madvise(start, size, _MADV_POPULATE_WRITE)
 
 
-def _own_pages() -> list[int]:
-    """Numbers of the pages that this process has written to since it was forked, ascending."""
+def _watch(work: Callable[[Callable[[], None]], None], write_end: int) -> None:
+    """Have a fork do the work, and write the ranges it wrote to.
+
+    Looking at it is work, too, and would be found; so it is done by a process between the one that works and the first.
+    """
+
+    def say_and_wait(done: int) -> None:
+        os.write(done, b"done")
+        signal.pause()
+
+    pid, answers = _fork_with_pipe(lambda done: work(lambda: say_and_wait(done)))
+    try:
+        with answers:
+            ranges = _join(_own_pages(pid)) if answers.read(1) else []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.write(write_end, struct.pack(f"={2 * len(ranges)}Q", *(word for pair in ranges for word in pair)))
+
+
+def _fork_with_pipe(act: Callable[[int], None]) -> tuple[int, FileIO]:
+    """Fork, have the new process act on the write end of a pipe and end; give its number and the read end."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read_end)
+            act(write_end)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    return pid, FileIO(read_end)
+
+
+def _own_pages(pid: int) -> list[int]:
+    """Numbers of the pages that a process has written to since it was forked, ascending."""
     pages = []
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         lines = file.read().splitlines()
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for line in lines:
             span, rights, *_ = line.split()
             if rights != "rw-p" or "[stack" in line:

@@ -1,8 +1,11 @@
 """What the runtime tells the zygote: one sandbox to start. Sent as a piece of memory beside its descriptors."""
 
+import dataclasses
+import io
 import os
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 from runtimes.local.plan import Plan
 
@@ -65,7 +68,22 @@ class Order:
 
 def encode(order: Order) -> bytes:
     """Give the order as bytes."""
-    return pickle.dumps(order)
+    data = io.BytesIO()
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(order)
+    return data.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Names the class and the values of each part: by itself a dataclass with slots asks for its fields, every time.
+
+    An order is taken apart twice while a sandbox waits for it.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if not dataclasses.is_dataclass(kind):
+            return NotImplemented
+        return kind, tuple(getattr(value, name) for name in kind.__slots__)
 
 
 def decode(data: bytes) -> Order:
