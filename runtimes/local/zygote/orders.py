@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from runtimes.local.plan import Plan
@@ -80,10 +81,15 @@ class _Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        kind = type(value)
-        if not dataclasses.is_dataclass(kind):
+        if isinstance(value, type) or not dataclasses.is_dataclass(value):
             return NotImplemented
-        return kind, tuple(getattr(value, name) for name in kind.__slots__)
+        kind = type(value)
+        return kind, tuple(getattr(value, name) for name in _field_names(kind))
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def decode(data: bytes) -> Order:
