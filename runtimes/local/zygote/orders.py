@@ -81,15 +81,14 @@ class _Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type) or not dataclasses.is_dataclass(value):
-            return NotImplemented
-        kind = type(value)
-        return kind, tuple(getattr(value, name) for name in _field_names(kind))
+        names = _field_names(type(value))
+        return (type(value), tuple(getattr(value, name) for name in names)) if names else NotImplemented
 
 
 @cache
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Give those of a dataclass; of other classes none."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def decode(data: bytes) -> Order:
