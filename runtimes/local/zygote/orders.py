@@ -1,11 +1,9 @@
 """What the runtime tells the zygote: one sandbox to start. Sent as a piece of memory beside its descriptors."""
 
-import dataclasses
 import io
 import os
 import pickle
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from runtimes.local.plan import Plan
@@ -81,14 +79,9 @@ class _Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        names = _field_names(type(value))
+        # What `dataclasses.fields` reads; it would make a tuple of it each time.
+        names = getattr(type(value), "__dataclass_fields__", None)
         return (type(value), tuple(getattr(value, name) for name in names)) if names else NotImplemented
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """Give those of a dataclass; of other classes none."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def decode(data: bytes) -> Order:
