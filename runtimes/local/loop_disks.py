@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import DaemonError, RuntimeUnavailableError
+from runtimes.local.images.locking import is_locked, lock_file
 from runtimes.local.inode_limits import inodes_for
 
 __all__ = ["LoopDisks"]
@@ -37,6 +38,8 @@ class LoopDisks:
     def attached(self, name: str, size_bytes: int) -> Iterator[str]:
         """Make a disk and give its device for as long as it takes to mount it. Raises DaemonError.
 
+        It has no name afterwards, and its space is free once nothing has it mounted.
+
         size_bytes: less what ext4 needs for itself, some 3 %; at least 8 MiB.
         """
         program = shutil.which("mkfs.ext4", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -45,29 +48,50 @@ class LoopDisks:
             raise RuntimeUnavailableError(message)
         path = self._path(name)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            _format(program, path, max(size_bytes, _MIN_BYTES))
-            device = _attach(path)
-        except OSError as error:
+            device = self._make(program, path, max(size_bytes, _MIN_BYTES))
+        except (OSError, subprocess.TimeoutExpired) as error:
             path.unlink(missing_ok=True)
             raise DaemonError(f"the disk of {name} could not be made: {error}") from error
         try:
             yield f"/dev/loop{device[0]}"
         finally:
             os.close(device[1])
+            # Whoever has it mounted keeps it; so nothing is left when they end, however they do.
+            path.unlink(missing_ok=True)
 
-    def drop(self, name: str) -> None:
-        """Delete a disk; its space is free once nothing has it mounted. Idempotent."""
-        self._path(name).unlink(missing_ok=True)
+    def sweep(self) -> None:
+        """Delete disks of processes that were killed before they could mount them."""
+        if not self._folder.is_dir():
+            return
+        with lock_file(self._lock):
+            unused = [path for path in self._folder.glob("*.ext4") if not is_locked(path)]
+            for path in unused:
+                path.unlink(missing_ok=True)
+
+    @property
+    def _lock(self) -> Path:
+        return self._folder.with_name("disks.lock")
+
+    def _make(self, program: str, path: Path, size: int) -> tuple[int, int]:
+        """Make a disk, and give the number and an open descriptor of a loop device on it. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with lock_file(self._lock, shared=True):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # The device shares the open file, and so the lock.
+            fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            os.truncate(file, size)
+            _format(program, path, size)
+            return _attach(file)
+        finally:
+            os.close(file)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.ext4"
 
 
 def _format(program: str, path: Path, size: int) -> None:
-    with path.open("xb") as file:
-        os.truncate(file.fileno(), size)
     # No journal: after a crash of the host nobody mounts it again.
     options = ["-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard"]
     done = subprocess.run(
@@ -82,9 +106,8 @@ def _format(program: str, path: Path, size: int) -> None:
         raise OSError(errno.EIO, done.stderr.strip()[-300:] or "mkfs.ext4 failed", str(path))
 
 
-def _attach(path: Path) -> tuple[int, int]:
-    """Give the number and an open descriptor of a loop device on the file."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def _attach(file: int) -> tuple[int, int]:
+    """Give the number and an open descriptor of a loop device on the open file."""
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
         for _ in range(_ATTEMPTS):
@@ -101,7 +124,6 @@ def _attach(path: Path) -> tuple[int, int]:
         raise OSError(errno.EBUSY, "no loop device is free", "/dev/loop-control")
     finally:
         os.close(control)
-        os.close(file)
 
 
 def _configuration(file: int) -> bytes:

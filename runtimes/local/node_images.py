@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from core.errors import ImageNotFoundError, SpecInvalidError
 from runtimes.base import SandboxSpec
@@ -15,6 +16,9 @@ from runtimes.local.snapshots import SNAPSHOT_PREFIX, SnapshotRecord, Snapshots,
 from runtimes.local.zygote.disks import DISKS
 
 __all__ = ["Base", "Live", "NodeImages"]
+
+_SNAPSHOT_HOLDER: Final = "snapshot"
+"""Before the name, in the leases of snapshots; names of sandboxes have no dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +98,46 @@ class NodeImages:
         """Copy what was written, top first, each layer with the id on disk that is user 0; see `Snapshots.save`."""
         root = base.root
         image = HOST_IMAGE if base.image is None else base.image.digest
-        self.lease(base, _holder(name))
         below = root.layers[base.written :]
         record = SnapshotRecord(image, below, root.config, root.uid, root.gid, root.home)
-        try:
-            self._snapshots.save(name, record, layers, as_root=self._as_root)
-        except BaseException:
+        with self._snapshots.held(name):
             if name not in self._snapshots.list():
-                self.release(_holder(name))
-            raise
+                self.lease(base, _holder(name))
+            try:
+                self._snapshots.save(name, record, layers, as_root=self._as_root)
+            finally:
+                self._release_unless_kept(name)
 
     def remove_snapshot(self, name: str) -> None:
         """Delete it, and free what it stood on."""
-        self._snapshots.remove(name)
-        self.release(_holder(name))
+        with self._snapshots.held(name):
+            self._snapshots.remove(name)
+            self._release_unless_kept(name)
+
+    def _release_unless_kept(self, name: str) -> None:
+        if name not in self._snapshots.list():
+            self.release(_holder(name))
 
     def sweep(self, sandboxes: Collection[str]) -> None:
-        """Give back the leases of all but these sandboxes and of snapshots there are; free what nothing uses."""
-        known = {*sandboxes, *(_holder(name) for name in self._snapshots.list())}
-        lapsed = [holder for holder in self.store.holders() if holder not in known]
+        """Delete what those left who died while they made or removed a snapshot.
+
+        Gives back the leases of all but these sandboxes and of snapshots there are, or are being made, and frees what
+        nothing uses.
+        """
+        self._snapshots.sweep()
+        # In this order: a snapshot that is being made is there before its maker lets go of it.
+        holders = self.store.holders()
+        under_way = {holder for holder in holders if self._is_under_way(holder)}
+        known = {*sandboxes, *under_way, *(_holder(name) for name in self._snapshots.list())}
+        lapsed = [holder for holder in holders if holder not in known]
         for holder in lapsed:
             self.store.release(holder)
         if lapsed:
             self.store.collect()
+
+    def _is_under_way(self, holder: str) -> bool:
+        kind, _, name = holder.partition(".")
+        return kind == _SNAPSHOT_HOLDER and self._snapshots.is_held(name)
 
     def snapshots(self) -> list[str]:
         """All names."""
@@ -133,4 +154,4 @@ def _image_below(record: SnapshotRecord) -> StoredImage | None:
 
 
 def _holder(snapshot: str) -> str:
-    return f"snapshot.{snapshot}"
+    return f"{_SNAPSHOT_HOLDER}.{snapshot}"

@@ -101,6 +101,14 @@ class Records:
                 with suppress(FileNotFoundError):
                     os.unlink(f"{self._folder}/{name}")  # noqa: PTH108 -- see _names
 
+    def sweep(self) -> None:
+        """Remove what processes left that were killed while they wrote a record."""
+        for name in self._names():
+            writer = name.removesuffix(".tmp").rpartition(".")[2]
+            if name.endswith(".tmp") and (not writer.isdigit() or ProcessRef.of(int(writer)) is None):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self._folder}/{name}")  # noqa: PTH108 -- see _names
+
     def _names(self) -> list[str]:
         """List the folder. By `os`, as all here: each start and each command looks at it, and it may be long."""
         return os.listdir(self._folder)  # noqa: PTH208

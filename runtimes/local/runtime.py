@@ -5,11 +5,12 @@ import os
 import platform
 import resource
 import secrets
+import shutil
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,7 @@ from runtimes.local.diagnosis import advice, describe_missing
 from runtimes.local.executor import IDS_PER_SANDBOX, Executor, Started, StartRequest, can_change_user
 from runtimes.local.host_image import HOST_IMAGE, build_plan, shown_by_all, write_etc
 from runtimes.local.images import ImageStore
+from runtimes.local.images.locking import lock_file
 from runtimes.local.launch import BwrapExecutor, kill_by_name
 from runtimes.local.loop_disks import LoopDisks
 from runtimes.local.node_images import Base, Live, NodeImages
@@ -66,6 +68,9 @@ _LOCKS = tuple(threading.Lock() for _ in range(64))
 """By name, or rather by group of names: create and remove of one sandbox follow one another in the whole process."""
 
 _POLL_SECONDS = 0.02
+_MAX_WRITTEN_LAYERS = 64
+"""Each keeps the files of a sandbox that may long be gone, so that one sandbox could hold those of any number."""
+
 _MAX_SANDBOXES = 16_384
 
 _CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
@@ -130,6 +135,7 @@ class LocalRuntime(Runtime):
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
         """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
         prepared = self._prepare()
+        deadline = Deadline(timeout_seconds)
         base = self._images.base_of(spec.image)
         if base.root.layers and self._as_root and not self._has_zygote:
             # Only the zygote's mounts can show files of root as those of a sandbox's user.
@@ -139,7 +145,8 @@ class LocalRuntime(Runtime):
             raise RuntimeUnavailableError(message)
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
         self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
-        return self._create(prepared, spec, base, Deadline(timeout_seconds))
+        with self._locks(spec.name):
+            return self._create(prepared, spec, base, deadline)
 
     def plan(
         self, spec: SandboxSpec, root: Root, sources: Sources, argv: tuple[str, ...], seccomp: bytes
@@ -151,30 +158,24 @@ class LocalRuntime(Runtime):
     def pause(self, handle: SandboxHandle) -> None:
         """Stop every process where it stands; see `Runtime.pause`."""
         record = self._alive(handle)
-        with self._lock(handle.name):
+        with self._locks(handle.name):
             pause(self._cgroups.find(handle.name), record.init)
 
     def resume(self, handle: SandboxHandle) -> None:
         """Let a paused sandbox go on; see `Runtime.resume`."""
         record = self._alive(handle)
-        with self._lock(handle.name):
+        with self._locks(handle.name):
             resume(self._cgroups.find(handle.name), record.init)
 
     def snapshot(self, handle: SandboxHandle, name: str) -> None:
         """Keep a copy of all files, without the processes; see `Runtime.snapshot`."""
-        with self._lock(handle.name):
+        with self._locks(handle.name):
             live = self._live_of(handle)
             record, zygote = self._alive(handle), self._zygote()
-            group, init = self._cgroups.find(handle.name), record.init
             layers = [(zygote.see(zygote.layer_of(live.disk, live.generation)), self._first_id(record))]
             layers += [(zygote.see(path), owner) for path, owner in live.base.written_layers]
-            was_paused = is_paused(group, init)
-            pause(group, init)
-            try:
+            with self._standing_still(record):
                 self._images.save_snapshot(name, live.base, layers)
-            finally:
-                if not was_paused:
-                    resume(group, init)
 
     def fork(
         self, handle: SandboxHandle, spec: SandboxSpec, *, timeout_seconds: float
@@ -184,18 +185,22 @@ class LocalRuntime(Runtime):
         deadline = Deadline(timeout_seconds)
         if spec.name == handle.name:
             raise SpecInvalidError("name: a fork needs a name of its own", field="name")
-        with self._lock(handle.name):
+        with self._locks(handle.name, spec.name):
             live = self._live_of(handle)
             record = self._alive(handle)
-            layer = self._zygote().layer_of(live.disk, live.generation)
-            root = live.base.root.below(layer, self._first_id(record))
-            base = replace(live.base, root=root, written=live.base.written + 1)
-            # Planned before anything ends, so that a bad spec leaves the original as it is.
-            self.plan(spec, root, prepared.executor.sources, (), prepared.seccomp)
-            self._end_processes(record)
+            base = self._base_of_fork(live, record)
             again = replace(live, base=base, generation=live.generation + 1)
-            original = self._start(prepared, again, record, deadline)
-        return original, self._create(prepared, spec, base, deadline)
+            # Planned before anything is made, so that a bad spec leaves nothing to take back.
+            self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
+            with self._standing_still(record):
+                other = self._create(prepared, spec, base, deadline)
+                try:
+                    self._end_processes(record)
+                    original = self._start(prepared, again, record, deadline)
+                except BaseException:
+                    self._remove(prepared.records, self._alive(other))
+                    raise
+        return original, other
 
     @property
     def image_store(self) -> ImageStore:
@@ -239,7 +244,7 @@ class LocalRuntime(Runtime):
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and forget; see `Runtime.remove`. Raises DaemonError if something does not die."""
-        with self._lock(handle.name):
+        with self._locks(handle.name):
             record = self._find(handle)
             if record is not None:
                 self._remove(self._records(), record)
@@ -280,18 +285,18 @@ class LocalRuntime(Runtime):
     def _create(
         self, prepared: "_Prepared", spec: SandboxSpec, base: Base, deadline: Deadline
     ) -> SandboxHandle:
-        with self._lock(spec.name):
-            reserved = self._reserve(prepared.records, spec, deadline)
-            if isinstance(reserved, SandboxHandle):
-                return reserved
-            try:
-                self._images.lease(base, spec.name)
-                # A name of its own: what an earlier sandbox of this name wrote may still be a layer of others.
-                live = Live(spec, base, disk=f"{spec.name}.{secrets.token_hex(4)}")
-                return self._start(prepared, live, reserved, deadline)
-            except BaseException:
-                self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
-                raise
+        """Start a sandbox; the caller holds the lock of its name."""
+        reserved = self._reserve(prepared.records, spec, deadline)
+        if isinstance(reserved, SandboxHandle):
+            return reserved
+        try:
+            self._images.lease(base, spec.name)
+            # A name of its own: what an earlier sandbox of this name wrote may still be a layer of others.
+            live = Live(spec, base, disk=f"{spec.name}.{secrets.token_hex(4)}")
+            return self._start(prepared, live, reserved, deadline)
+        except BaseException:
+            self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
+            raise
 
     def _start(self, prepared: "_Prepared", live: Live, record: Record, deadline: Deadline) -> SandboxHandle:
         spec = live.spec
@@ -349,8 +354,6 @@ class LocalRuntime(Runtime):
                 self._ended_disks.remove(disk)
                 if self._prepared is not None:
                     self._prepared.executor.forget(disk)
-                if self._disks is not None:
-                    self._disks.drop(disk)
 
     def _first_id(self, record: Record) -> int:
         return self._config.uid_base + record.slot * IDS_PER_SANDBOX
@@ -380,10 +383,15 @@ class LocalRuntime(Runtime):
         return executor
 
     def _end_processes(self, record: Record) -> None:
-        """End all of a sandbox but its disk and its groups."""
+        """End all of a sandbox but its disk and its groups, also of one that stands still."""
+        group = self._cgroups.find(record.name)
+        if group.is_frozen:
+            # Killed before it is thawed, so that nothing of it runs again.
+            group.kill()
+            thaw_for_removal(group)
         # Process 1 first: the kernel ends all in its namespace with it, and there is hardly anything left to look for.
         is_dead = record.init is None or kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS)
-        self._cgroups.find(record.name).kill()
+        group.kill()
         if record.init is not None and not is_dead:
             raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
         started = self._started.pop(record.name, None)
@@ -392,7 +400,6 @@ class LocalRuntime(Runtime):
 
     def _remove(self, records: Records, record: Record) -> None:
         cgroup = self._cgroups.find(record.name)
-        thaw_for_removal(cgroup)
         if record.init is None:
             cgroup.kill()
             kill_by_name(record.name)
@@ -420,8 +427,35 @@ class LocalRuntime(Runtime):
     def _handle(self, record: Record) -> SandboxHandle:
         return SandboxHandle(runtime=self.name, name=record.name, ref=_ref(record), labels=record.labels)
 
-    def _lock(self, name: str) -> threading.Lock:
-        return _LOCKS[hash(name) % len(_LOCKS)]
+    @contextmanager
+    def _locks(self, *names: str) -> Iterator[None]:
+        """Be the only one who creates, changes or removes the sandboxes of these names."""
+        with ExitStack() as held:
+            # In one order, and each once: two names may share a lock.
+            for number in sorted({hash(name) % len(_LOCKS) for name in names}):
+                held.enter_context(_LOCKS[number])
+            yield
+
+    @contextmanager
+    def _standing_still(self, record: Record) -> Iterator[None]:
+        """Have all processes of a sandbox stand still; those that ran before go on, if they are still there."""
+        group, init = self._cgroups.find(record.name), record.init
+        was_paused = is_paused(group, init)
+        pause(group, init)
+        try:
+            yield
+        finally:
+            if not was_paused and record.is_alive:
+                resume(group, init)
+
+    def _base_of_fork(self, live: Live, record: Record) -> Base:
+        """Put what a sandbox has written on top of what it started from. Raises NotSupportedError for one too many."""
+        if live.base.written >= _MAX_WRITTEN_LAYERS:
+            message = f"a chain of forks has at most {_MAX_WRITTEN_LAYERS} of them: start from an image anew"
+            raise NotSupportedError(message)
+        layer = self._zygote().layer_of(live.disk, live.generation)
+        root = live.base.root.below(layer, self._first_id(record))
+        return replace(live.base, root=root, written=live.base.written + 1)
 
     def _socket_path(self, record: Record) -> Path:
         return self._config.state_dir / "sockets" / str(record.slot)
@@ -446,10 +480,18 @@ class LocalRuntime(Runtime):
                 state.chmod(0o700)
                 executor = self._make_executor(bundle, _shared_etc(state))
                 seccomp = encode(build_filter(table))
-                self._cgroups.sweep()
-                self._images.sweep([record.name for record in self._records().all()])
-                self._prepared = _Prepared(self._records(), executor, bundle, seccomp)
+                records = self._records()
+                self._sweep(records)
+                self._prepared = _Prepared(records, executor, bundle, seccomp)
             return self._prepared
+
+    def _sweep(self, records: Records) -> None:
+        """Remove what earlier processes left that were killed, and that belongs to no sandbox one could `remove`."""
+        records.sweep()
+        self._cgroups.sweep()
+        self._images.sweep([record.name for record in records.all()])
+        if self._disks is not None:
+            self._disks.sweep()
 
     def _make_executor(self, bundle: Bundle, etc: Path) -> Executor:
         extra = self._config.host_paths
@@ -499,7 +541,13 @@ def _hard_limit(name: str) -> int:
 
 def _shared_etc(state: Path) -> Path:
     """Give the folder shown as /etc, made anew when the host's has changed. Sandboxes that use an old one keep it."""
-    with TemporaryDirectory(prefix="etc-new-", dir=state, ignore_cleanup_errors=True) as temporary:
+    with (
+        lock_file(state / "etc.lock"),
+        TemporaryDirectory(prefix="etc-new-", dir=state, ignore_cleanup_errors=True) as temporary,
+    ):
+        for leftover in state.glob("etc-new-*"):  # of one that was killed here
+            if leftover != Path(temporary):
+                shutil.rmtree(leftover, ignore_errors=True)
         made = Path(temporary) / "etc"
         made.mkdir()
         write_etc(made)

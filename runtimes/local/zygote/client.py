@@ -36,6 +36,8 @@ _READY_SECONDS = 30.0
 """Loading takes a tenth of a second; the rest is for a busy machine."""
 
 _REPLY_BYTES = 1024
+_DROP_SECONDS = 1.0
+"""It waits only for room in the queue of messages."""
 
 _PROGRAM = """
 import json, sys
@@ -113,7 +115,8 @@ class Zygote:
             if self._connection is None or not self._connection.is_alive:
                 return
             with suppress(OSError):
-                self._ask(f"{DROP} {disk}", [])
+                self._connection.control.settimeout(_DROP_SECONDS)
+                self._connection.control.send(f"{DROP} {disk}".encode())
 
     def layer_of(self, disk: str, generation: int) -> str:
         """Give the path, for an `Overlay`, of what a sandbox of this zygote wrote in a generation."""
@@ -154,7 +157,7 @@ class Zygote:
         return init
 
     def _exchange(self, descriptors: list[int], deadline: Deadline) -> str:
-        """Send an order and give the answer: a process id, or an error in words."""
+        """Send an order and give the answer: a process id, or an error in words. Raises OSError, CreateTimeoutError."""
         if not self._lock.acquire(timeout=max(0.0, deadline.remaining())):
             message = f"the sandbox was not started within {deadline.seconds:g} s: too many at once"
             raise CreateTimeoutError(message)
@@ -162,25 +165,19 @@ class Zygote:
             if self._connection is None or not self._connection.is_alive:
                 self._disconnect()
                 self._connect()
-            return self._ask(START, descriptors)
-        finally:
-            self._lock.release()
-
-    def _ask(self, message: str, descriptors: list[int]) -> str:
-        """Send a message and give the answer; the caller holds the lock. Raises OSError."""
-        try:
-            if self._connection is None:
+            connection = self._connection
+            if connection is None:
                 raise BrokenPipeError
-            control = self._connection.control
-            socket.send_fds(control, [message.encode()], descriptors)
-            reply = control.recv(_REPLY_BYTES).decode("utf-8", "replace")
+            reply = connection.ask(descriptors, deadline)
             if not reply:
                 raise BrokenPipeError("it has ended")
         except OSError:
-            # An answer that came later would be taken for that of the next question.
             self._disconnect()
             raise
-        return reply
+        else:
+            return reply
+        finally:
+            self._lock.release()
 
     def _connect(self) -> None:
         connection = _Connection(self._interpreter, self._folder, self._shown)
@@ -199,6 +196,7 @@ class _Connection:
     """The process, and the socket it serves."""
 
     def __init__(self, interpreter: Sequence[str], folder: Path, shown: Sequence[str]) -> None:
+        self._orders = 0
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
         library = sysconfig.get_path("stdlib")
@@ -229,6 +227,32 @@ class _Connection:
     def pid(self) -> int:
         """Its number on this host."""
         return self._process.pid
+
+    def ask(self, descriptors: list[int], deadline: Deadline) -> str:
+        """Send an order, named by its descriptors, and give the answer; nothing if the process has ended."""
+        self._orders += 1
+        number = str(self._orders)
+        try:
+            self.control.settimeout(max(0.001, deadline.remaining()))
+            socket.send_fds(self.control, [f"{START} {number}".encode()], descriptors)
+            while True:
+                self.control.settimeout(max(0.001, deadline.remaining()))
+                answered, _, reply = self.control.recv(_REPLY_BYTES).decode("utf-8", "replace").partition(" ")
+                if answered in (number, ""):
+                    return reply
+                # The answer to an earlier order, whose sandbox nobody waits for any more.
+                self._end(reply)
+        except (TimeoutError, BlockingIOError) as error:
+            message = (
+                f"the sandbox was not started within {deadline.seconds:g} s: its starter does not answer"
+            )
+            raise CreateTimeoutError(message) from error
+
+    def _end(self, reply: str) -> None:
+        """End a sandbox that was started too late."""
+        late = ProcessRef.of(int(reply)) if reply.isdigit() else None
+        if late is not None and late in (ProcessRef.of(self.pid) or late).children:
+            kill_and_wait(late, timeout_seconds=KILL_TIMEOUT_SECONDS)
 
     def await_ready(self) -> None:
         """Return when it takes orders. Raises RuntimeUnavailableError; it is closed then."""

@@ -37,6 +37,8 @@ _PAUSE_MS: Final = 8
 """Of silence before a fork is made ahead, while no sandbox is on its way: an order that comes meanwhile, or one that
 waits for its ids, would have to wait for it; and its copying of memory takes processor time from those that start."""
 
+_PAUSE_AFTER_FAILURE_MS: Final = 1_000
+
 
 def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
     """Serve orders until the control socket is closed.
@@ -51,8 +53,10 @@ def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
     hot_pages = _load_everything()
     overwrite_arguments(b"execd")
     set_process_name("sandmill-zygote")
-    control.send(b"ready")
-    _Zygote(control, prepared, Disks(folder), hot_pages).serve()
+    # Its starter may be killed at any moment: that is one way to tell it to end.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(b"ready")
+        _Zygote(control, prepared, Disks(folder), hot_pages).serve()
 
 
 def _load_everything() -> HotPages:
@@ -80,9 +84,13 @@ class _Fork:
         self.first_id = -1
 
     def send(self, descriptors: Sequence[int], first_id: int) -> None:
-        """Tell it what to become. Raises OSError if it has died."""
+        """Tell it what to become. Raises OSError if it has died, and lets go of it."""
         self.first_id = first_id
-        socket.send_fds(self.channel, [b"order"], descriptors)
+        try:
+            socket.send_fds(self.channel, [b"order"], descriptors)
+        except BaseException:
+            self.channel.close()
+            raise
 
     def is_waiting_for_ids(self) -> bool:
         """Take its question; False if it asks no more."""
@@ -107,9 +115,10 @@ class _Zygote:
         self._poller.register(self._wake, select.POLLIN)
 
     def serve(self) -> None:
+        pause = _PAUSE_MS
         while True:
             is_short = len(self._spares) < _SPARE_FORKS and not self._starting
-            ready = {number for number, _ in self._poller.poll(_PAUSE_MS if is_short else None)}
+            ready = {number for number, _ in self._poller.poll(pause if is_short else None)}
             # Those under way first: each has a client that waits.
             for number in ready & self._starting.keys():
                 self._give_ids(number)
@@ -120,38 +129,41 @@ class _Zygote:
             if self._control.fileno() in ready and not self._take_order():
                 return
             if not ready and is_short:
-                self._spares.append(self._fork(ALL_NAMESPACES, is_early=True))
+                pause = _PAUSE_MS if self._make_spare() else _PAUSE_AFTER_FAILURE_MS
+
+    def _make_spare(self) -> bool:
+        """Make a fork ahead; False where the host has no room for one now, which must not end those that run."""
+        try:
+            self._spares.append(self._fork(ALL_NAMESPACES, is_early=True))
+        except OSError:
+            return False
+        return True
 
     def _take_order(self) -> bool:
-        """Start one sandbox and say its process id, or drop a disk; False at the end of orders."""
+        """Start one sandbox and say its process id, or drop a disk and say nothing; False at the end of orders."""
         message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return False
+        word, _, detail = message.decode().partition(" ")
+        if word == DROP:
+            with contextlib.suppress(OSError):
+                self._disks.drop(detail)
+            return True
         try:
-            word, _, name = message.decode().partition(" ")
-            if word == DROP:
-                self._disks.drop(name)
-                reply = "0"
-            else:
-                reply = str(self._start(descriptors))
+            reply = str(self._start(descriptors))
         except (OSError, ValueError) as error:
             reply = f"error {error}"
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._control.send(reply.encode()[:MAX_MESSAGE_BYTES])
+        self._control.send(f"{detail} {reply}".encode()[:MAX_MESSAGE_BYTES])
         return True
 
     def _start(self, descriptors: list[int]) -> int:
         order = decode(read_memory(descriptors[0]))
         disk = self._disks.open(order.disk, order.plan)
         try:
-            fork = self._fork_for(order, descriptors[1:])
-            try:
-                fork.send([descriptors[0], disk, *descriptors[1:]], order.first_id)
-            except BaseException:
-                fork.channel.close()
-                raise
+            fork = self._send_order(order, [descriptors[0], disk, *descriptors[1:]])
         finally:
             os.close(disk)
         number = fork.channel.fileno()
@@ -159,15 +171,24 @@ class _Zygote:
         self._poller.register(number, select.POLLIN)
         return fork.pid
 
-    def _fork_for(self, order: Order, descriptors: list[int]) -> _Fork:
-        """Take one that was made ahead, unless the order needs another sort."""
-        namespaces = order.plan.namespaces
-        if CGROUP in order.descriptors:
-            return self._fork(namespaces, descriptors[order.descriptors.index(CGROUP)])
+    def _send_order(self, order: Order, descriptors: list[int]) -> _Fork:
+        """Give an order to one that was made ahead, unless it needs another sort, or all have died meanwhile."""
+        while self._spares and self._suits_spares(order):
+            fork = self._spares.pop()
+            # Others may end it at any time: the kernel, for one, when memory is short.
+            with contextlib.suppress(OSError):
+                fork.send(descriptors, order.first_id)
+                return fork
+        group = descriptors[2 + order.descriptors.index(CGROUP)] if CGROUP in order.descriptors else None
+        fork = self._fork(order.plan.namespaces, group)
+        fork.send(descriptors, order.first_id)
+        return fork
+
+    def _suits_spares(self, order: Order) -> bool:
         root = order.plan.mounts[0]
-        # One made ahead does not see the disks that came after it.
-        is_usual = namespaces == ALL_NAMESPACES and not (isinstance(root, Overlay) and any(root.owners))
-        return self._spares.pop() if self._spares and is_usual else self._fork(namespaces)
+        # One made ahead does not see the disks that came after it, and is in no control group of version 2.
+        sees_its_layers = not (isinstance(root, Overlay) and any(root.owners))
+        return order.plan.namespaces == ALL_NAMESPACES and sees_its_layers and CGROUP not in order.descriptors
 
     def _give_ids(self, number: int) -> None:
         """Map the ids of a process that has made its user namespace; forget one that asks no more."""
@@ -184,10 +205,14 @@ class _Zygote:
         self, namespaces: frozenset[Namespace], cgroup: int | None = None, *, is_early: bool = False
     ) -> _Fork:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid, pidfd = linux.fork_into(birth_flags(namespaces), cgroup=cgroup)
-        if pid == 0:
-            self._wait_and_become(theirs, has_network="net" in namespaces, is_early=is_early)
-        theirs.close()
+        with theirs:
+            try:
+                pid, pidfd = linux.fork_into(birth_flags(namespaces), cgroup=cgroup)
+            except BaseException:
+                ours.close()
+                raise
+            if pid == 0:
+                self._wait_and_become(theirs, has_network="net" in namespaces, is_early=is_early)
         os.close(pidfd)
         return _Fork(pid, ours)
 

@@ -122,7 +122,8 @@ class _Builder:
         self._look_like("upper", "layers/0")
         names = ":".join(f"layers/{number:x}" for number in range(len(layers)))
         # Volatile: never written back for the sake of a later mount, since there is none.
-        options = f"lowerdir={names},upperdir=upper,workdir=work,volatile"
+        # Without an index: a fork starts on the upper folder of one that stands still.
+        options = f"lowerdir={names},upperdir=upper,workdir=work,volatile,index=off"
         linux.mount("overlay", "root", "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
         os.chdir("root")
 
