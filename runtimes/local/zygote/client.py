@@ -37,7 +37,7 @@ _READY_SECONDS = 30.0
 
 _REPLY_BYTES = 1024
 _DROP_SECONDS = 1.0
-"""It waits only for room in the queue of messages."""
+"""For as long as `remove` waits for space that comes back."""
 
 _PROGRAM = """
 import json, sys
@@ -114,9 +114,9 @@ class Zygote:
         with self._lock:
             if self._connection is None or not self._connection.is_alive:
                 return
-            with suppress(OSError):
-                self._connection.control.settimeout(_DROP_SECONDS)
-                self._connection.control.send(f"{DROP} {disk}".encode())
+            # One that is too slow will do it all the same.
+            with suppress(OSError, CreateTimeoutError):
+                self._connection.ask(f"{DROP} {disk}", [], Deadline(_DROP_SECONDS))
 
     def layer_of(self, disk: str, generation: int) -> str:
         """Give the path, for an `Overlay`, of what a sandbox of this zygote wrote in a generation."""
@@ -168,7 +168,7 @@ class Zygote:
             connection = self._connection
             if connection is None:
                 raise BrokenPipeError
-            reply = connection.ask(descriptors, deadline)
+            reply = connection.ask(START, descriptors, deadline)
             if not reply:
                 raise BrokenPipeError("it has ended")
         except OSError:
@@ -228,19 +228,19 @@ class _Connection:
         """Its number on this host."""
         return self._process.pid
 
-    def ask(self, descriptors: list[int], deadline: Deadline) -> str:
-        """Send an order, named by its descriptors, and give the answer; nothing if the process has ended."""
+    def ask(self, message: str, descriptors: list[int], deadline: Deadline) -> str:
+        """Send a message and give the answer; nothing if the process has ended. Raises OSError, CreateTimeoutError."""
         self._orders += 1
         number = str(self._orders)
         try:
             self.control.settimeout(max(0.001, deadline.remaining()))
-            socket.send_fds(self.control, [f"{START} {number}".encode()], descriptors)
+            socket.send_fds(self.control, [f"{number} {message}".encode()], descriptors)
             while True:
                 self.control.settimeout(max(0.001, deadline.remaining()))
                 answered, _, reply = self.control.recv(_REPLY_BYTES).decode("utf-8", "replace").partition(" ")
                 if answered in (number, ""):
                     return reply
-                # The answer to an earlier order, whose sandbox nobody waits for any more.
+                # The answer to an earlier message: nobody waits for that sandbox any more.
                 self._end(reply)
         except (TimeoutError, BlockingIOError) as error:
             message = (

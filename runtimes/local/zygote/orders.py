@@ -26,8 +26,9 @@ __all__ = [
 ]
 
 START, DROP = "start", "drop"
-"""Messages: a sandbox to start, followed by a blank and the number of the order, which the answer begins with; a disk
-to let go of, followed by a blank and its name."""
+"""Messages: a sandbox to start; a disk to let go of, followed by a blank and its name.
+
+Before each stand a number and a blank; so does its answer begin."""
 
 BAD_IMAGE = "the image cannot be started: "
 """How a message begins that puts a failed start down to the files of the image."""

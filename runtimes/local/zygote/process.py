@@ -140,23 +140,24 @@ class _Zygote:
         return True
 
     def _take_order(self) -> bool:
-        """Start one sandbox and say its process id, or drop a disk and say nothing; False at the end of orders."""
+        """Start one sandbox and say its process id, or drop a disk; False at the end of orders."""
         message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return False
-        word, _, detail = message.decode().partition(" ")
-        if word == DROP:
-            with contextlib.suppress(OSError):
-                self._disks.drop(detail)
-            return True
+        number, _, order = message.decode().partition(" ")
+        word, _, name = order.partition(" ")
         try:
-            reply = str(self._start(descriptors))
+            if word == DROP:
+                self._disks.drop(name)
+                reply = "0"
+            else:
+                reply = str(self._start(descriptors))
         except (OSError, ValueError) as error:
             reply = f"error {error}"
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._control.send(f"{detail} {reply}".encode()[:MAX_MESSAGE_BYTES])
+        self._control.send(f"{number} {reply}".encode()[:MAX_MESSAGE_BYTES])
         return True
 
     def _start(self, descriptors: list[int]) -> int:
