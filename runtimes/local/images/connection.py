@@ -64,6 +64,7 @@ class RegistryConnection:
             # A proxy has no way to this machine's own registry.
             trust_env=not self._is_local,
             headers={"User-Agent": "sandmill", "Accept-Encoding": "identity"},
+            event_hooks={"request": [self._keep_deadline]},
         )
 
     def close(self) -> None:
@@ -127,6 +128,12 @@ class RegistryConnection:
         """Raise RegistryUnreachableError once the time is over."""
         if time.monotonic() > self._deadline:
             raise self.errors.unreachable("the pull took longer than it may")
+
+    def _keep_deadline(self, request: httpx.Request) -> None:
+        """Let nothing stand still for longer than the pull may still take."""
+        remaining = max(0.01, self._deadline - time.monotonic())
+        timeouts = request.extensions["timeout"]
+        request.extensions["timeout"] = {name: min(seconds, remaining) for name, seconds in timeouts.items()}
 
     @contextmanager
     def _send(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:

@@ -215,7 +215,7 @@ def test_timeout_at_any_moment_leaves_nothing(kind, seconds):
 
 
 def test_only_the_host_image_exists(kind):
-    with pytest.raises(ImageNotFoundError, match="it has: host"):
+    with pytest.raises(ImageNotFoundError, match="besides there is 'host'"):
         kind.runtime.create(kind.spec(image="python:3.11"), timeout_seconds=5)
 
 
