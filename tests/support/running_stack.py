@@ -53,7 +53,7 @@ def running_stack(home: Path, env: Mapping[str, str], *, flower: bool = False) -
     """Run `up` until the block ends."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "launcher.cli", "up", "--json"),
+            *(sys.executable, "-m", "launcher.cli", "up", "--json", "--port", "0"),
             "--flower" if flower else "--no-flower",
         ],
         stdin=subprocess.DEVNULL,
