@@ -169,7 +169,12 @@ class Connection:
             self._http.receive_data(data)
         async with asyncio.timeout(self.limits.header_seconds):
             event = await self.next_event()
-        return event if isinstance(event, h11.Request) else None
+        if not isinstance(event, h11.Request):
+            return None
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+            # A relay in front may have gone by the other one, and take the rest for a request of somebody else's.
+            raise h11.RemoteProtocolError("content-length and transfer-encoding exclude each other")
+        return event
 
     async def _is_reusable(self) -> bool:
         """Make ready for the next request; False (after a lingering close) if that is not possible."""

@@ -56,6 +56,10 @@ def test_unknown_routes_and_methods(execd: RunningExecd, target: str, method: st
         (b"POST /command HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"400"),
         (b"POST /command HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", b"501"),
         (b"POST /command HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (
+            b"GET /ping HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"400",
+        ),
         (b"GET http://other/ping HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET /ping HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", b"431"),
