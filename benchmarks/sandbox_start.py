@@ -31,6 +31,7 @@ PAUSE_SECONDS = 0.05
 
 COMMANDS_PER_SANDBOX = 10
 AT_A_TIME = 8
+CROWD = 4 * AT_A_TIME
 IDLE_SANDBOXES = 20
 _BODY = b'{"argv":["/bin/true"]}'
 _REQUEST = (
@@ -61,14 +62,18 @@ class Subject:
         time.sleep(PAUSE_SECONDS)
         with timed_into(self.creates):
             handle = self.create()
-        if self.name != "docker":  # whose execd wants a token that the runtime alone knows
-            self.raw_commands += run_raw(self.runtime, handle, COMMANDS_PER_SANDBOX)
-        client = self.runtime.executions(handle)
-        command = Command(argv=("/bin/true",))
-        self.commands += timed(lambda: client.run(command, on_output=lambda *_: None), COMMANDS_PER_SANDBOX)
-        client.close()
-        with timed_into(self.removes):
-            self.runtime.remove(handle)
+        try:
+            if self.name != "docker":  # whose execd wants a token that the runtime alone knows
+                self.raw_commands += run_raw(self.runtime, handle, COMMANDS_PER_SANDBOX)
+            client = self.runtime.executions(handle)
+            command = Command(argv=("/bin/true",))
+            self.commands += timed(
+                lambda: client.run(command, on_output=lambda *_: None), COMMANDS_PER_SANDBOX
+            )
+            client.close()
+        finally:
+            with timed_into(self.removes):
+                self.runtime.remove(handle)
 
 
 def main() -> None:
@@ -166,35 +171,50 @@ def docker_run(image: str) -> None:
 
 def crowd(subject: Subject, count: int) -> dict[str, float]:
     """Start so many without a pause, one by one and then eight at a time."""
-    handles: list[SandboxHandle] = []
     bare: list[float] = []
     times: list[float] = []
-    for _ in range(count):
-        bare += timed(fork_exec)
-        with timed_into(times):
-            handles.append(subject.create())
-    for handle in handles:
-        subject.runtime.remove(handle)
+    handles: list[SandboxHandle] = []
+
+    def create() -> None:
+        handles.append(subject.create())
+
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        started = time.perf_counter()
-        handles = [future.result() for future in [pool.submit(subject.create) for _ in range(4 * AT_A_TIME)]]
-        seconds = time.perf_counter() - started
-        list(pool.map(subject.runtime.remove, handles))
+        try:
+            for _ in range(count):
+                bare += timed(fork_exec)
+                with timed_into(times):
+                    create()
+        finally:
+            remove_all(subject, handles)
+        try:
+            started = time.perf_counter()
+            for future in [pool.submit(create) for _ in range(CROWD)]:
+                future.result()
+            seconds = time.perf_counter() - started
+        finally:
+            remove_all(subject, handles)
     return {
         **summary("back_to_back_create", times, {"fork_exec": median(bare)}),
-        "eight_at_a_time_creates_per_second": round(len(handles) / seconds, 1),
+        "eight_at_a_time_creates_per_second": round(CROWD / seconds, 1),
     }
+
+
+def remove_all(subject: Subject, handles: list[SandboxHandle]) -> None:
+    """Remove them, and empty the list."""
+    while handles:
+        subject.runtime.remove(handles.pop())
 
 
 def idle(subject: Subject) -> dict[str, float]:
     """Give the memory of a sandbox that has answered and waits: its share of all its processes' pages."""
-    handles = [subject.create() for _ in range(IDLE_SANDBOXES)]
+    handles: list[SandboxHandle] = []
     try:
+        while len(handles) < IDLE_SANDBOXES:
+            handles.append(subject.create())
         shares = [sum(pss_bytes(pid) for pid in processes_of(subject, handle)) for handle in handles]
     finally:
-        for handle in handles:
-            subject.runtime.remove(handle)
-    return {"idle_pss_mib": round(sum(shares) / len(shares) / (1 << 20), 2), "idle_sandboxes": len(handles)}
+        remove_all(subject, handles)
+    return {"idle_pss_mib": round(sum(shares) / len(shares) / (1 << 20), 2), "idle_sandboxes": len(shares)}
 
 
 def processes_of(subject: Subject, handle: SandboxHandle) -> set[int]:
