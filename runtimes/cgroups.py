@@ -286,6 +286,8 @@ class CgroupTree:
         oldest = time.time() - _STALE_SECONDS
         for mount in self._usable():
             for folder in (mount.path / self._parent).glob("sm-*"):
+                with suppress(OSError):
+                    _let_die(folder, mount.version)
                 # rmdir refuses a group that has processes.
                 with suppress(OSError):
                     if folder.stat().st_mtime < oldest:
@@ -437,6 +439,21 @@ def _read(path: str) -> bytes:
         return content
     finally:
         os.close(descriptor)
+
+
+def _let_die(folder: Path, version: int) -> None:
+    """Thaw a group whose processes were killed while they stood still: in version 1 they would stay for ever."""
+    if not (folder / _FREEZER_FILES[version]).exists() or not _is_frozen(folder, version):
+        return
+    if any(_is_killed(int(pid)) for pid in (folder / "cgroup.procs").read_text().split()):
+        (folder / _FREEZER_FILES[version]).write_text(_FREEZER_WORDS[version][False])
+
+
+def _is_killed(pid: int) -> bool:
+    """Say whether SIGKILL waits for a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = re.findall(r"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)", status, re.MULTILINE)
+    return any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
 
 
 def _read_int(path: Path) -> int | None:

@@ -127,6 +127,8 @@ class Snapshots:
         """Delete what those left who died while they made or removed a snapshot."""
         with suppress(FileNotFoundError):
             for path in list(self._folder.iterdir()):
+                if path.name.startswith(".") and path.name.endswith(".lock"):
+                    remove_free_lock(path)
                 found = _LEFTOVER.fullmatch(path.name)
                 if found is None or self.is_held(found[1]):
                     continue

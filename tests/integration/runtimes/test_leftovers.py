@@ -33,6 +33,7 @@ from tests.support.sandboxes import make_spec
 config = LocalConfig(state_dir=Path(sys.argv[1]), bundle_dir=Path(sys.argv[2]), disk="file")
 runtime = LocalRuntime(config)
 handle = runtime.create(make_spec(image="host"), timeout_seconds=60)
+print(handle.ref.split(".")[0], flush=True)
 def die(*arguments, **options):
     layer_copy.copy_layer(*arguments, **options)
     os.kill(os.getpid(), 9)
@@ -71,6 +72,7 @@ def test_a_worker_killed_in_a_snapshot_leaves_nothing_after_the_next_start(tmp_p
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     (state / "etc-new-left").mkdir()
+    (state / "snapshots" / ".other.lock").touch()
     (state / "sandboxes" / "sm-x@1.4194999.tmp").touch()
     (state / "disks" / "sm-x.0.ext4").touch()
     runtime = LocalRuntime(LocalConfig(state_dir=state, bundle_dir=bundles, disk="file"))
@@ -149,6 +151,21 @@ def test_calls_from_many_threads_on_few_names_leave_nothing(kind):
         kind.runtime.remove(handle)
     wait_for(lambda: len(spares_of(kind)) == 8, seconds=20)
     assert not list(Path("/sys/fs/cgroup").glob("*/sandmill/sm-race-*"))
+
+
+def test_a_sandbox_killed_while_it_stood_still_ends_although_nothing_is_known_of_it(tmp_path, runtime_folder):
+    state, bundles = tmp_path / "state", runtime_folder / "bundles"
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(state), str(bundles)],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    left = ProcessRef.of(int(done.stdout))
+    runtime = LocalRuntime(LocalConfig(state_dir=tmp_path / "another", bundle_dir=bundles))
+    try:
+        runtime.check()
+        wait_for(lambda: left is None or not left.is_alive)
+    finally:
+        runtime.close()
 
 
 def test_a_disk_that_is_being_made_is_not_swept(tmp_path):
