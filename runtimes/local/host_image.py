@@ -5,15 +5,18 @@ can be written. What must not change is its own mount: a mount point can be neit
 the folder it is in.
 """
 
+import hashlib
 import os
 import shutil
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from core.errors import SpecInvalidError
 from runtimes.base import SandboxSpec
 from runtimes.bundle import BUNDLE_MOUNT
+from runtimes.local.images.locking import lock_file
 from runtimes.local.plan import SANDBOX_UID, Bind, Directory, Mount, Overlay, Plan, Tmpfs
 from runtimes.local.plan_parts import (
     DEFAULT_PATH,
@@ -27,7 +30,7 @@ from runtimes.local.plan_parts import (
 )
 from runtimes.local.roots import Root
 
-__all__ = ["HOST_IMAGE", "build_plan", "shown_by_all", "write_etc"]
+__all__ = ["HOST_IMAGE", "build_plan", "shared_etc", "shown_by_all", "write_etc"]
 
 HOST_IMAGE = "host"
 _HOME = "/home/sandbox"
@@ -84,6 +87,32 @@ def write_etc(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def shared_etc(state: Path) -> Path:
+    """Give the folder shown as /etc, made anew when the host's has changed. Sandboxes that use an old one keep it."""
+    with (
+        lock_file(state / "etc.lock"),
+        TemporaryDirectory(prefix="etc-new-", dir=state, ignore_cleanup_errors=True) as temporary,
+    ):
+        for leftover in state.glob("etc-new-*"):  # of one that was killed here
+            if leftover != Path(temporary):
+                shutil.rmtree(leftover, ignore_errors=True)
+        made = Path(temporary) / "etc"
+        made.mkdir()
+        write_etc(made)
+        digest = hashlib.sha256()
+        for path in sorted(made.rglob("*")):
+            content = (
+                str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            )
+            digest.update(repr((str(path.relative_to(made)), content)).encode())
+        place = state / f"etc-{digest.hexdigest()[:16]}"
+        if not place.is_dir():
+            # Another process may have been quicker with the same content: then rename refuses, and all is well.
+            with suppress(OSError):
+                made.rename(place)
+        return place
 
 
 def _unreadable(folder: str, names: list[str]) -> list[str]:

@@ -1,19 +1,13 @@
 """The `local` runtime: sandboxes by namespaces, on this host, without a daemon."""
 
-import hashlib
 import os
-import platform
-import resource
 import secrets
-import shutil
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from core.errors import (
     CreateTimeoutError,
@@ -32,30 +26,27 @@ from runtimes.base import (
     SandboxSpec,
     SandboxStats,
 )
-from runtimes.bundle import Bundle, ensure_bundle, sealing_flags
-from runtimes.cgroups import CgroupTree, SandboxCgroup
+from runtimes.cgroups import CgroupTree
 from runtimes.deadline import Deadline
 from runtimes.execd_client import HttpExecutionClient
-from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice, describe_missing
-from runtimes.local.executor import IDS_PER_SANDBOX, Executor, Started, StartRequest, can_change_user
-from runtimes.local.host_image import HOST_IMAGE, build_plan, shown_by_all, write_etc
+from runtimes.local.execd_flags import execd_flags
+from runtimes.local.executor import IDS_PER_SANDBOX, Started, StartRequest, can_change_user
+from runtimes.local.host_image import HOST_IMAGE, build_plan
 from runtimes.local.images import ImageStore
-from runtimes.local.images.locking import lock_file
-from runtimes.local.launch import BwrapExecutor, kill_by_name
+from runtimes.local.launch import kill_by_name
 from runtimes.local.loop_disks import LoopDisks
+from runtimes.local.name_locks import locked_names
 from runtimes.local.node_images import Base, Live, NodeImages
 from runtimes.local.pausing import is_paused, pause, resume, thaw_for_removal
 from runtimes.local.plan import Plan
 from runtimes.local.plan_parts import Sources
+from runtimes.local.preparation import Prepared, has_zygote, is_host_root, prepare
 from runtimes.local.records import Record, RecordExistsError, Records
 from runtimes.local.roots import Root
-from runtimes.local.seccomp import build_filter, encode
-from runtimes.local.spawner import Spawner
 from runtimes.local.statistics import with_disk_use
 from runtimes.local.stored_image import build_stored_plan
-from runtimes.local.syscalls import native_table
 from runtimes.local.unix_sockets import connect_to
 from runtimes.local.zygote.client import Zygote
 from runtimes.netns import connect_in_namespace
@@ -64,9 +55,6 @@ from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 __all__ = ["LocalRuntime"]
 
 _CONNECT_TIMEOUT_SECONDS = 5.0
-_LOCKS = tuple(threading.Lock() for _ in range(64))
-"""By name, or rather by group of names: create and remove of one sandbox follow one another in the whole process."""
-
 _POLL_SECONDS = 0.02
 _MAX_WRITTEN_LAYERS = 64
 """Each keeps the files of a sandbox that may long be gone, so that one sandbox could hold those of any number."""
@@ -75,16 +63,6 @@ _MAX_SANDBOXES = 16_384
 
 _CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
 _CHECK_TIMEOUT_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What all sandboxes of a runtime object share."""
-
-    records: Records
-    executor: Executor
-    bundle: Bundle
-    seccomp: bytes
 
 
 class LocalRuntime(Runtime):
@@ -102,10 +80,10 @@ class LocalRuntime(Runtime):
         """Touch nothing yet: folders, bundle and thread are made on first use."""
         self._config = config
         self._as_root = can_change_user(config.uid_base)
-        self._has_zygote = _has_zygote(config, as_root=self._as_root)
+        self._has_zygote = has_zygote(config, as_root=self._as_root)
         self._cgroups = CgroupTree(config.cgroup_parent)
         self._prepare_lock = threading.Lock()
-        self._prepared: _Prepared | None = None
+        self._prepared: Prepared | None = None
         self._images = NodeImages(config, as_root=self._as_root)
         self._disks = LoopDisks(config.state_dir / "disks") if config.disk == "file" else None
         self._started: dict[str, Started] = {}
@@ -115,7 +93,7 @@ class LocalRuntime(Runtime):
 
     def check(self) -> None:
         """Start and remove a small sandbox. Raises RuntimeUnavailableError with the way out."""
-        if os.geteuid() == 0 and not self._as_root and _is_host_root():
+        if os.geteuid() == 0 and not self._as_root and is_host_root():
             message = f"root has no host user {self._config.uid_base} here: set uid_base to one of /proc/self/uid_map"
             raise RuntimeUnavailableError(message)
         spec = SandboxSpec(name=f"sm-check-{secrets.token_hex(6)}", image=HOST_IMAGE, limits=_CHECK_LIMITS)
@@ -145,7 +123,7 @@ class LocalRuntime(Runtime):
             raise RuntimeUnavailableError(message)
         # Planned once before anything is made, so that a bad workdir or environment leaves nothing to take back.
         self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
-        with self._locks(spec.name):
+        with locked_names(spec.name):
             return self._create(prepared, spec, base, deadline)
 
     def plan(
@@ -158,18 +136,18 @@ class LocalRuntime(Runtime):
     def pause(self, handle: SandboxHandle) -> None:
         """Stop every process where it stands; see `Runtime.pause`."""
         record = self._alive(handle)
-        with self._locks(handle.name):
+        with locked_names(handle.name):
             pause(self._cgroups.find(handle.name), record.init)
 
     def resume(self, handle: SandboxHandle) -> None:
         """Let a paused sandbox go on; see `Runtime.resume`."""
         record = self._alive(handle)
-        with self._locks(handle.name):
+        with locked_names(handle.name):
             resume(self._cgroups.find(handle.name), record.init)
 
     def snapshot(self, handle: SandboxHandle, name: str) -> None:
         """Keep a copy of all files, without the processes; see `Runtime.snapshot`."""
-        with self._locks(handle.name):
+        with locked_names(handle.name):
             live = self._live_of(handle)
             record, zygote = self._alive(handle), self._zygote()
             layers = [(zygote.see(zygote.layer_of(live.disk, live.generation)), self._first_id(record))]
@@ -185,7 +163,7 @@ class LocalRuntime(Runtime):
         deadline = Deadline(timeout_seconds)
         if spec.name == handle.name:
             raise SpecInvalidError("name: a fork needs a name of its own", field="name")
-        with self._locks(handle.name, spec.name):
+        with locked_names(handle.name, spec.name):
             live = self._live_of(handle)
             record = self._alive(handle)
             base = self._base_of_fork(live, record)
@@ -244,7 +222,7 @@ class LocalRuntime(Runtime):
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and forget; see `Runtime.remove`. Raises DaemonError if something does not die."""
-        with self._locks(handle.name):
+        with locked_names(handle.name):
             record = self._find(handle)
             if record is not None:
                 self._remove(self._records(), record)
@@ -282,9 +260,7 @@ class LocalRuntime(Runtime):
             else:
                 threading.Event().wait(_POLL_SECONDS)
 
-    def _create(
-        self, prepared: "_Prepared", spec: SandboxSpec, base: Base, deadline: Deadline
-    ) -> SandboxHandle:
+    def _create(self, prepared: Prepared, spec: SandboxSpec, base: Base, deadline: Deadline) -> SandboxHandle:
         """Start a sandbox; the caller holds the lock of its name."""
         reserved = self._reserve(prepared.records, spec, deadline)
         if isinstance(reserved, SandboxHandle):
@@ -298,13 +274,13 @@ class LocalRuntime(Runtime):
             self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
             raise
 
-    def _start(self, prepared: "_Prepared", live: Live, record: Record, deadline: Deadline) -> SandboxHandle:
+    def _start(self, prepared: Prepared, live: Live, record: Record, deadline: Deadline) -> SandboxHandle:
         spec = live.spec
         try:
             cgroup = self._cgroups.create(spec.name, spec.limits)
         except OSError as error:
             raise DaemonError(f"the control groups of {spec.name} could not be made: {error}") from error
-        own_flags = (*_rlimits(spec.limits, cgroup), *_account_limits(spec.limits), *sealing_flags(spec))
+        own_flags = execd_flags(spec, cgroup)
         # The zygote has execd in memory already.
         program = () if self._has_zygote else prepared.bundle.command
 
@@ -428,15 +404,6 @@ class LocalRuntime(Runtime):
         return SandboxHandle(runtime=self.name, name=record.name, ref=_ref(record), labels=record.labels)
 
     @contextmanager
-    def _locks(self, *names: str) -> Iterator[None]:
-        """Be the only one who creates, changes or removes the sandboxes of these names."""
-        with ExitStack() as held:
-            # In one order, and each once: two names may share a lock.
-            for number in sorted({hash(name) % len(_LOCKS) for name in names}):
-                held.enter_context(_LOCKS[number])
-            yield
-
-    @contextmanager
     def _standing_still(self, record: Record) -> Iterator[None]:
         """Have all processes of a sandbox stand still; those that ran before go on, if they are still there."""
         group, init = self._cgroups.find(record.name), record.init
@@ -466,23 +433,14 @@ class LocalRuntime(Runtime):
         slots = ((1 << 31) - self._config.uid_base) // IDS_PER_SANDBOX if self._as_root else _MAX_SANDBOXES
         return Records(self._config.state_dir / "sandboxes", slots=min(slots, _MAX_SANDBOXES))
 
-    def _prepare(self) -> "_Prepared":
-        """Make, once, what all sandboxes share: folders, bundle, /etc, filter, spawner thread."""
+    def _prepare(self) -> Prepared:
+        """Make, once, what all sandboxes share; see `prepare`."""
         with self._prepare_lock:
             if self._prepared is None:
-                table = native_table(platform.machine())
-                if table is None:
-                    message = f"there is no system call list for {platform.machine()}: use the docker runtime"
-                    raise RuntimeUnavailableError(message)
-                bundle = ensure_bundle(self._config.bundle_dir)
-                state = self._config.state_dir
-                (state / "sockets").mkdir(mode=0o700, parents=True, exist_ok=True)
-                state.chmod(0o700)
-                executor = self._make_executor(bundle, _shared_etc(state))
-                seccomp = encode(build_filter(table))
                 records = self._records()
+                made = prepare(self._config, records, as_root=self._as_root)
                 self._sweep(records)
-                self._prepared = _Prepared(records, executor, bundle, seccomp)
+                self._prepared = made
             return self._prepared
 
     def _sweep(self, records: Records) -> None:
@@ -493,83 +451,7 @@ class LocalRuntime(Runtime):
         if self._disks is not None:
             self._disks.sweep()
 
-    def _make_executor(self, bundle: Bundle, etc: Path) -> Executor:
-        extra = self._config.host_paths
-        if self._has_zygote:
-            staging = self._config.state_dir / "root"
-            staging.mkdir(mode=0o700, exist_ok=True)
-            shown = {str(path): str(path) for path in extra}
-            sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
-            return Zygote(bundle, sources, staging, shown_by_all(sources))
-        disk = self._config.state_dir / "disk"
-        disk.mkdir(mode=0o700, exist_ok=True)
-        return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=self._as_root), str(disk))
-
-
-def _has_zygote(config: LocalConfig, *, as_root: bool) -> bool:
-    """Say whether the zygote starts the sandboxes. Raises RuntimeUnavailableError if it was asked for and cannot."""
-    if (config.executor == "zygote" or config.disk == "file") and not as_root:
-        message = (
-            f"executor zygote and disk file need root, and host users from {config.uid_base} on: "
-            "use executor auto and disk memory"
-        )
-        raise RuntimeUnavailableError(message)
-    return as_root and config.executor != "bwrap"
-
-
-def _account_limits(limits: ResourceLimits) -> list[str]:
-    """Give execd's flags for what its metrics are measured by."""
-    values = {"cpu_millicores": limits.cpu_millicores, "memory_bytes": limits.memory_bytes}
-    return [word for name, value in values.items() for word in ("--limit", f"{name}={value}")]
-
-
-def _rlimits(limits: ResourceLimits, cgroup: SandboxCgroup) -> list[str]:
-    """Give execd's flags for the limits every process in the sandbox inherits."""
-    values = {"nofile": limits.open_files, "nproc": limits.pids, "core": 0, "fsize": limits.disk_bytes}
-    if "memory" not in cgroup.enforced:
-        # Coarser: per process, and counting address space that is never touched. Better than nothing.
-        values["as"] = limits.memory_bytes
-    lowered = {name: min(value, _hard_limit(name)) for name, value in values.items()}
-    return [word for name, value in lowered.items() for word in ("--rlimit", f"{name}={value}")]
-
-
-def _hard_limit(name: str) -> int:
-    """Give this process's own hard limit, which no child may raise."""
-    hard: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
-
-
-def _shared_etc(state: Path) -> Path:
-    """Give the folder shown as /etc, made anew when the host's has changed. Sandboxes that use an old one keep it."""
-    with (
-        lock_file(state / "etc.lock"),
-        TemporaryDirectory(prefix="etc-new-", dir=state, ignore_cleanup_errors=True) as temporary,
-    ):
-        for leftover in state.glob("etc-new-*"):  # of one that was killed here
-            if leftover != Path(temporary):
-                shutil.rmtree(leftover, ignore_errors=True)
-        made = Path(temporary) / "etc"
-        made.mkdir()
-        write_etc(made)
-        digest = hashlib.sha256()
-        for path in sorted(made.rglob("*")):
-            content = (
-                str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-            )
-            digest.update(repr((str(path.relative_to(made)), content)).encode())
-        place = state / f"etc-{digest.hexdigest()[:16]}"
-        if not place.is_dir():
-            # Another process may have been quicker with the same content: then rename refuses, and all is well.
-            with suppress(OSError):
-                made.rename(place)
-        return place
-
 
 def _ref(record: Record) -> str:
     """Process number and start time: never the same twice."""
     return "" if record.init is None else f"{record.init.pid}.{record.init.started}"
-
-
-def _is_host_root() -> bool:
-    """Say whether root here is root of the host, as far as our user namespace tells."""
-    return Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
