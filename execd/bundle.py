@@ -2,7 +2,7 @@
 
 It runs in any Linux image of this architecture, even an empty one, since it takes nothing from it. Build:
 `python -m execd.bundle OUT`, by an interpreter of the architecture that the bundle is for. Run inside the sandbox, with
-OUT mounted read-only: `bundle_command()`.
+OUT mounted read-only at `BUNDLE_MOUNT`: `bundle_command()`.
 Never imported by the daemon.
 """
 
@@ -43,6 +43,8 @@ _LOADER: Final = "lib/ld.so"
 _INTERPRETER: Final = "bin/python3"
 _PROGRAM: Final = "app/execd.pyc"
 _LIBC: Final = "libc.so.6"
+_FOLDERS: Final = frozenset({"app", "bin", "lib"})
+"""All that is at the top of a bundle."""
 
 _LOADER_VARIABLES: Final = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
 
@@ -76,11 +78,12 @@ class BundleError(Exception):
 
 
 def build_bundle(out: Path) -> None:
-    """Build the bundle of this interpreter at `out`; an older one there is replaced in one step.
+    """Build the bundle of this interpreter at `out`: a new or empty folder, or an earlier bundle, which it replaces.
 
-    All of it is readable by everyone, whatever the umask. The same interpreter, libraries and sources give the same
-    bytes, names, modes and times. Raises BundleError.
+    Whatever else is at `out` stays as it is. All of it is readable by everyone, whatever the umask. The same
+    interpreter, libraries and sources give the same bytes, names, modes and times. Raises BundleError.
     """
+    _check_place(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -264,9 +267,34 @@ def _check(work: Path) -> None:
         raise BundleError(f"the bundle does not start: {result.stderr.strip()[-500:]}")
 
 
+def _check_place(out: Path) -> None:
+    """Refuse a place that holds anything but a bundle: it would be lost."""
+    try:
+        is_free = not os.path.lexists(out) or _is_bundle(out) or _is_empty_folder(out)
+    except OSError as error:
+        raise BundleError(f"cannot build the execd bundle at {out}: {error.strerror}") from error
+    if not is_free:
+        raise BundleError(
+            f"{out} is there already and is not an execd bundle: name a new or empty folder, or an earlier bundle"
+        )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not os.listdir(path)
+
+
+def _is_bundle(path: Path) -> bool:
+    """Whether a folder holds the files of a bundle, and nothing beside them."""
+    if not path.is_dir() or path.is_symlink() or set(os.listdir(path)) != _FOLDERS:
+        return False
+    return all((path / name).is_file() for name in (_LOADER, _INTERPRETER, _PROGRAM))
+
+
 def _put_in_place(work: Path, out: Path) -> None:
     old = work.with_name(work.name + ".old")
-    if out.exists():
+    # Looked at again: somebody may have put something there meanwhile. A rename replaces an empty folder by itself.
+    _check_place(out)
+    if _is_bundle(out):
         out.rename(old)
     try:
         work.rename(out)
@@ -290,7 +318,7 @@ def _check_machine(wanted: str | None) -> None:
 
 def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m execd.bundle", description="Build the execd bundle.")
-    parser.add_argument("out", type=Path, help="directory to build; replaced if it exists")
+    parser.add_argument("out", type=Path, help="folder to build: new, empty, or an earlier bundle")
     parser.add_argument("--machine", help="refuse to build for another architecture, e.g. aarch64 or x86_64")
     arguments = parser.parse_args()
     try:

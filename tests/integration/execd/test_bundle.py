@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h11
@@ -74,6 +74,11 @@ def everything_in(folder: Path) -> dict[str, tuple[int, float, bytes]]:
     }
 
 
+def everything_below(folder: Path) -> dict[str, tuple[int, int]]:
+    """Mode and inode of all paths, links not followed."""
+    return {str(path): (path.lstat().st_mode, path.lstat().st_ino) for path in folder.rglob("*")}
+
+
 BUILD = "import sys, pathlib, execd.bundle; execd.bundle.build_bundle(pathlib.Path(sys.argv[1]))"
 
 
@@ -98,20 +103,90 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-def test_a_new_build_replaces_an_old_one(tmp_path: Path) -> None:
+def build_by_command(out: Path) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "execd.bundle", str(out), "--machine", platform.machine()]
+    return subprocess.run(argv, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+
+
+def test_a_new_build_replaces_an_old_one(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "b"
-    out.mkdir()
-    (out / "stale").touch()
-    subprocess.run(
-        [sys.executable, "-m", "execd.bundle", str(out), "--machine", platform.machine()],
-        check=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert not (out / "stale").exists()
-    assert (
-        subprocess.run(bundle_command(str(out), args=["--help"]), capture_output=True, check=False).returncode
-        == 0
-    )
+    shutil.copytree(bundle, out)
+    (out / "app" / "stale").touch()
+    assert build_by_command(out).returncode == 0
+    assert not (out / "app" / "stale").exists()
+    start = bundle_command(str(out), args=["--help"])
+    assert subprocess.run(start, capture_output=True, check=False).returncode == 0
+    assert names_in(tmp_path) == ["b"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    build_bundle(tmp_path / "b")
+    assert sorted(names_in(tmp_path / "b")) == ["app", "bin", "lib"]
+    assert names_in(tmp_path) == ["b"]
+
+
+def somebodys_folder(place: Path, bundle: Path) -> None:
+    (place / "work").mkdir(parents=True)
+    (place / "work" / "precious").write_text("mine")
+
+
+def bundle_with_a_file(place: Path, bundle: Path) -> None:
+    shutil.copytree(bundle, place)
+    (place / "precious").write_text("mine")
+
+
+def folders_of_the_same_names(place: Path, bundle: Path) -> None:
+    for name in ("app", "bin", "lib"):
+        (place / name).mkdir(parents=True)
+    (place / "bin" / "python3").write_text("mine")
+
+
+def plain_file(place: Path, bundle: Path) -> None:
+    place.write_text("mine")
+
+
+def link_to_a_bundle(place: Path, bundle: Path) -> None:
+    place.symlink_to(bundle)
+
+
+def link_to_nothing(place: Path, bundle: Path) -> None:
+    place.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        somebodys_folder,
+        bundle_with_a_file,
+        folders_of_the_same_names,
+        plain_file,
+        link_to_a_bundle,
+        link_to_nothing,
+    ],
+)
+def test_what_is_no_bundle_is_left_alone(
+    bundle: Path, tmp_path: Path, put: Callable[[Path, Path], None]
+) -> None:
+    out = tmp_path / "b"
+    put(out, bundle)
+    before = everything_below(tmp_path)
+    done = build_by_command(out)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{out} is there already and is not an execd bundle: name a new or empty")
+    assert done.stderr.count("\n") == 1
+    assert everything_below(tmp_path) == before
+
+
+def test_what_comes_while_it_is_built_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_something(work: Path) -> None:
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "precious").touch()
+
+    monkeypatch.setattr("execd.bundle._check", put_something)
+    with pytest.raises(BundleError, match="is there already"):
+        build_bundle(tmp_path / "b")
+    assert names_in(tmp_path / "b") == ["precious"]
     assert names_in(tmp_path) == ["b"]
 
 
