@@ -47,18 +47,25 @@ def prepare(config: LocalConfig, records: Records, *, as_root: bool) -> Prepared
 
 def has_zygote(config: LocalConfig, *, as_root: bool) -> bool:
     """Say whether the zygote starts the sandboxes. Raises RuntimeUnavailableError if it was asked for and cannot."""
-    if (config.executor == "zygote" or config.disk == "file") and not as_root:
-        message = (
-            f"executor zygote and disk file need root, and host users from {config.uid_base} on: "
-            "use executor auto and disk memory"
-        )
-        raise RuntimeUnavailableError(message)
+    if not as_root:
+        _refuse_what_needs_root(config)
     return as_root and config.executor != "bwrap"
 
 
 def is_host_root() -> bool:
     """Say whether root here is root of the host, as far as our user namespace tells."""
     return Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
+
+
+def _refuse_what_needs_root(config: LocalConfig) -> None:
+    need = f"needs root, and host users from {config.uid_base} on"
+    asked = []
+    if config.executor == "zygote":
+        asked.append(f"executor zygote (SANDMILL_LOCAL_EXECUTOR) {need}: use auto")
+    if config.disk == "file":
+        asked.append(f"disk file (SANDMILL_LOCAL_DISK) {need}: use memory")
+    if asked:
+        raise RuntimeUnavailableError("; ".join(asked))
 
 
 def _make_executor(config: LocalConfig, bundle: Bundle, etc: Path, *, as_root: bool) -> Executor:
