@@ -119,10 +119,11 @@ class Stack:
         self._held.close()
 
     def _start(self) -> None:
+        # First the home: if another copy runs on it, that one most likely has the port, too, and is what to name.
+        home = self._held.enter_context(Home(self._config.home))
         # Before anything is started: what can be refused at once should be.
         if self.api_port:
             check_port_is_free(self.api_port, purpose="API")
-        home = self._held.enter_context(Home(self._config.home))
         self._start_stores(home)
         migrate(self.database_url)
         self.api_key = ensure_api_key(self.database_url, home)
