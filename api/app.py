@@ -21,6 +21,7 @@ from api.validation import JobChecker
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
+from core.environment import settings_or_exit
 from core.logging import configure_logging
 from services.log_hub import LogHub
 from services.tenants import Authenticator
@@ -41,7 +42,7 @@ TAGS = [
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application. settings: None reads them from the environment. Connects to nothing yet."""
-    settings = settings or Settings()
+    settings = settings or settings_or_exit(Settings, program="api")
     configure_logging(level=settings.log_level, style=settings.log_format)
     services = build_services(settings)
 

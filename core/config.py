@@ -4,20 +4,24 @@ Each field can be given as `SANDMILL_<NAME>` in the environment; DATABASE_URL an
 Bad values stop the start-up and name the field. There is no default for a secret.
 """
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-__all__ = ["Settings"]
+__all__ = ["RuntimeName", "Settings"]
+
+RuntimeName = Literal["local", "docker", "fake"]
+"""Those in `runtimes.registry`, which core does not know; a test compares the two."""
 
 
 class Settings(BaseSettings):
     """One node's settings. Seconds, bytes and counts as the names say."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SANDMILL_", extra="ignore", frozen=True, populate_by_name=True
+        env_prefix="SANDMILL_", extra="ignore", frozen=True, populate_by_name=True, allow_inf_nan=False
     )
 
     home: Path = Field(default=Path("~/.sandmill"), description="Folder of all state of this node.")
@@ -40,7 +44,7 @@ class Settings(BaseSettings):
     api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
     # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
     api_pool_size: int = Field(default=10, ge=1, le=200, description="Database connections of one API.")
-    runtime: str = Field(
+    runtime: RuntimeName = Field(
         default="local", description="Runtime of jobs that name none: local, docker or fake."
     )
     request_deadline_seconds: float = Field(
@@ -71,8 +75,11 @@ class Settings(BaseSettings):
     )
     heartbeat_seconds: float = Field(default=5.0, gt=0, description="Time between two renewals of a lease.")
 
-    runtimes: tuple[str, ...] = Field(
-        default=("local",), description="Runtimes this node offers: a JSON list of local, docker and fake."
+    # Read by `_read_list`, so that a bad list is told like any other bad value.
+    runtimes: Annotated[tuple[RuntimeName, ...], NoDecode] = Field(
+        default=("local",),
+        min_length=1,
+        description="Runtimes this node offers: a JSON list of local, docker and fake.",
     )
     local_executor: Literal["auto", "zygote", "bwrap"] = Field(
         default="auto",
@@ -103,6 +110,11 @@ class Settings(BaseSettings):
         default=False,
         description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
     )
+
+    @field_validator("runtimes", mode="before")
+    @classmethod
+    def _read_list(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
 
     @property
     def home_path(self) -> Path:

@@ -33,6 +33,7 @@ __all__ = [
     "RunFailure",
     "RuntimeUnavailableError",
     "SandmillError",
+    "SettingError",
     "SpecInvalidError",
     "StaleFenceError",
     "UnauthenticatedError",
@@ -133,6 +134,12 @@ class NotSupportedError(SandmillError):
     """Known, but not done by this runtime or release."""
 
     code = "not_supported"
+
+
+class SettingError(SandmillError):
+    """A variable of the environment is missing or wrong; the message names it and says what it may be."""
+
+    code = "setting_invalid"
 
 
 class UnavailableError(SandmillError):

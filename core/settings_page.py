@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 
 from core.config import Settings
+from core.environment import variable_name
 
 __all__ = ["TARGET", "render"]
 
@@ -49,13 +49,8 @@ def render() -> str:
     for name, field in Settings.model_fields.items():
         if name in _HEADINGS:
             lines += ["", f"## {_HEADINGS[name]}", "", "| variable | default | meaning |", "|---|---|---|"]
-        lines.append(f"| `{_variable(name, field)}` | {_default(field)} | {_meaning(field)} |")
+        lines.append(f"| `{variable_name(name, field)}` | {_default(field)} | {_meaning(field)} |")
     return "\n".join(lines) + "\n"
-
-
-def _variable(name: str, field: FieldInfo) -> str:
-    alias = field.validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"SANDMILL_{name.upper()}"
 
 
 def _default(field: FieldInfo) -> str:

@@ -6,11 +6,11 @@ import sys
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from pydantic import ValidationError
 
 from core.config import Settings
+from core.environment import read_settings
 from core.errors import SandmillError
-from launcher.config import LauncherSettings
+from launcher.config import check_program_settings, read_launcher_settings
 from launcher.errors import StartupError
 from launcher.health import FLOWER_PORT, Part, check_health
 from launcher.images import image_app
@@ -45,7 +45,8 @@ def up(
     from launcher.stack import Stack, StackConfig  # noqa: PLC0415 -- the other commands need none of it
     from launcher.termination import Termination  # noqa: PLC0415
 
-    settings = LauncherSettings()
+    settings = read_launcher_settings()
+    check_program_settings()
     config = StackConfig(
         home=settings.home,
         api_port=settings.api_port if port is None else port,
@@ -68,7 +69,7 @@ def migrate() -> None:
     """Bring the database to the newest schema."""
     from launcher.bootstrap import migrate as run_migrations  # noqa: PLC0415
 
-    run_migrations(Settings().database_url.get_secret_value())
+    run_migrations(read_settings(Settings).database_url.get_secret_value())
 
 
 @key_app.command("create")
@@ -79,7 +80,9 @@ def create_key(
     """Make an API key and print it: the only time it can be seen."""
     from launcher.bootstrap import create_api_key  # noqa: PLC0415
 
-    typer.echo(create_api_key(Settings().database_url.get_secret_value(), tenant=tenant, name=name))
+    typer.echo(
+        create_api_key(read_settings(Settings).database_url.get_secret_value(), tenant=tenant, name=name)
+    )
 
 
 @app.command()
@@ -87,8 +90,10 @@ def doctor() -> None:
     """Check what this machine can do, one line each; exit code 1 when something needed is missing."""
     from launcher.doctor import Mark, examine  # noqa: PLC0415
 
+    settings = read_launcher_settings()
+    check_program_settings()
     failed = False
-    for finding in examine(LauncherSettings()):
+    for finding in examine(settings):
         typer.echo(str(finding))
         failed = failed or finding.mark is Mark.FAIL
     if failed:
@@ -98,21 +103,21 @@ def doctor() -> None:
 @app.command()
 def api() -> None:
     """Run the API alone, with all settings from the environment."""
-    settings = Settings()
+    settings = read_settings(Settings)
     _become(api_command(settings.api_host, settings.api_port))
 
 
 @app.command()
 def scheduler() -> None:
     """Run the scheduler alone, with all settings from the environment."""
-    Settings()
+    read_settings(Settings)
     _become(COMMANDS["scheduler"])
 
 
 @app.command()
 def worker() -> None:
     """Run one worker alone, with all settings from the environment."""
-    Settings()
+    read_settings(Settings)
     _become(COMMANDS["worker"])
 
 
@@ -122,7 +127,7 @@ def flower(
     port: Annotated[int, typer.Option(min=1, max=65535)] = FLOWER_PORT,
 ) -> None:
     """Run Flower alone; user and password come from FLOWER_BASIC_AUTH (`user:password`), which must be set."""
-    Settings()
+    read_settings(Settings)
     if ":" not in os.environ.get("FLOWER_BASIC_AUTH", ""):
         raise StartupError("Flower can stop tasks: set FLOWER_BASIC_AUTH=user:password for it")
     _become(flower_command(host, port))
@@ -131,7 +136,7 @@ def flower(
 @app.command()
 def health(part: Annotated[Part, typer.Argument(help="Which program, run with the same settings.")]) -> None:
     """Exit with 0 if the program works, with 1 and a line if not: for health checks of a container engine."""
-    check_health(part, Settings())
+    check_health(part, read_settings(Settings))
 
 
 def main() -> None:
@@ -140,10 +145,6 @@ def main() -> None:
         app()
     except SandmillError as error:
         _fail(error.message)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "environment"
-        _fail(f"setting {field}: {first['msg']}")
 
 
 def _become(argv: tuple[str, ...]) -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["LauncherSettings"]
+from core.config import Settings
+from core.environment import read_settings
+from core.errors import SettingError
+from launcher.errors import StartupError
+
+__all__ = ["LauncherSettings", "check_program_settings", "read_launcher_settings"]
 
 
 class LauncherSettings(BaseSettings):
@@ -32,3 +37,22 @@ class LauncherSettings(BaseSettings):
         description="Folder of the config.json in which `docker login` saves credentials of registries.",
     )
     api_port: int = Field(default=8080, ge=0, le=65535, description="0 picks a free one.")
+
+
+def read_launcher_settings() -> LauncherSettings:
+    """Read the launcher's own settings. Raises StartupError that names the variable."""
+    try:
+        return read_settings(LauncherSettings)
+    except SettingError as error:
+        raise StartupError(error.message) from None
+
+
+def check_program_settings() -> None:
+    """Read what the programs of the stack will read, both URLs aside. Raises StartupError that names the variable.
+
+    For whoever starts them, before anything else: a database takes seconds, and a program's own words end in its log.
+    """
+    try:
+        read_settings(Settings, database_url="postgresql:", redis_url="redis:")
+    except SettingError as error:
+        raise StartupError(error.message) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.environment import read_settings
 from launcher.config import LauncherSettings
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def remove_image(name: Annotated[str, typer.Argument(help="Name or digest, as `l
 def _open_store() -> "ImageStore":
     from runtimes.registry import open_image_store  # noqa: PLC0415 -- the other commands need none of it
 
-    settings = LauncherSettings()
+    settings = read_settings(LauncherSettings)
     return open_image_store(
         settings.home.expanduser().absolute() / "runtimes",
         docker_config=settings.docker_config.expanduser() / "config.json",

@@ -1,13 +1,14 @@
 """`python -m scheduler`: runs the scheduler with the settings of the environment."""
 
 from core.config import Settings
+from core.environment import settings_or_exit
 from core.logging import configure_logging
 from scheduler.process import Scheduler
 
 
 def main() -> None:
     """Read the settings and run until told to stop."""
-    settings = Settings()
+    settings = settings_or_exit(Settings, program="scheduler")
     configure_logging(level=settings.log_level, style=settings.log_format)
     Scheduler(settings).run()
 

@@ -3,6 +3,7 @@
 import sys
 
 from core.config import Settings
+from core.environment import settings_or_exit
 from core.errors import SandmillError
 from core.logging import configure_logging
 from workers.process import run_worker
@@ -10,7 +11,7 @@ from workers.process import run_worker
 
 def main() -> None:
     """Read the settings and run until told to stop."""
-    settings = Settings()
+    settings = settings_or_exit(Settings, program="worker")
     configure_logging(level=settings.log_level, style=settings.log_format)
     try:
         run_worker(settings)

@@ -79,7 +79,7 @@ def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
     folder = settings.home_path / "runtimes"
     local = {"executor": settings.local_executor, "disk": settings.local_disk}
-    runtimes = {name: build_runtime(name, folder, **local) for name in settings.runtimes}
+    runtimes: dict[str, Runtime] = {name: build_runtime(name, folder, **local) for name in settings.runtimes}
     for name, runtime in runtimes.items():
         runtime.check()
         limitations = runtime.limitations()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from examples.swe_eval.errors import ExampleError
-from launcher.config import LauncherSettings
+from launcher.config import check_program_settings, read_launcher_settings
 from launcher.stack import Stack, StackConfig
 from sandmill import Client
 
@@ -15,7 +15,7 @@ __all__ = ["connect", "describe_server", "home_folder"]
 
 def home_folder() -> Path:
     """Folder of the stack's state and of this example's cache: SANDMILL_HOME, by default ~/.sandmill."""
-    return LauncherSettings().home.expanduser().absolute()
+    return read_launcher_settings().home.expanduser().absolute()
 
 
 def describe_server() -> str:
@@ -34,7 +34,8 @@ def connect(*, is_hurried: Callable[[], bool]) -> Iterator[Client]:
         with _open_client() as client:
             yield client
         return
-    settings = LauncherSettings()
+    check_program_settings()
+    settings = read_launcher_settings()
     config = StackConfig(
         home=settings.home,
         database_url=settings.database_url.get_secret_value() if settings.database_url else None,

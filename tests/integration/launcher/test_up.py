@@ -167,11 +167,12 @@ def test_port_in_use_is_refused_before_anything_is_started(tmp_path):
         port = server.getsockname()[1]
         message = refusal(tmp_path / "home", "--port", str(port))
     assert message.startswith(f"sandmill: port {port} for the API is taken")
-    assert not (tmp_path / "home").exists()
+    assert not list((tmp_path / "home" / "logs").iterdir())
 
 
-def test_second_copy_on_the_same_home_is_refused(running):
-    message = refusal(running.home, "--port", "0")
+@pytest.mark.parametrize("same_port", [False, True])
+def test_second_copy_on_the_same_home_is_refused(running, same_port):
+    message = refusal(running.home, "--port", running.api.rpartition(":")[2] if same_port else "0")
     assert "another copy of Sandmill runs on" in message
     assert running.authorised()
 
@@ -181,7 +182,7 @@ def test_second_copy_on_the_same_home_is_refused(running):
     [
         ("DATABASE_URL", "mysql://h/x", "DATABASE_URL must look like postgresql://"),
         ("REDIS_URL", "http://h", "REDIS_URL must look like redis://"),
-        ("SANDMILL_API_PORT", "many", "setting api_port"),
+        ("SANDMILL_API_PORT", "many", "SANDMILL_API_PORT: must be a whole number from 0 to 65535"),
         ("SANDMILL_HOME", "/proc/nowhere", "cannot write to /proc/nowhere"),
     ],
 )
@@ -191,9 +192,10 @@ def test_wrong_setting_is_one_line_that_names_it(tmp_path, name, value, message)
 
 def test_programs_that_cannot_start_are_named_and_nothing_stays(tmp_path):
     home = tmp_path / "home"
-    message = refusal(home, "--port", "0", "--no-flower", SANDMILL_RUNTIMES='["nonsense"]')
+    env = {"SANDMILL_RUNTIMES": '["docker"]', "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    message = refusal(home, "--port", "0", "--no-flower", **env)
     assert "worker ended while starting" in message
-    assert "nonsense" in message
+    assert "the Docker engine does not answer" in message
     assert str(home / "logs" / "worker.log") in message
     assert processes_of(home) == []
 

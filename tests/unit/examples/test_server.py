@@ -1,19 +1,15 @@
 import pytest
 
-from examples.swe_eval.errors import ExampleError
-from examples.swe_eval.server import describe_server
+from examples.swe_eval.server import connect
+from launcher.errors import StartupError
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
+def test_wrong_setting_is_told_before_a_server_is_started(tmp_path, monkeypatch: pytest.MonkeyPatch):
     for name in ("SANDMILL_API_URL", "SANDMILL_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_a_server_is_only_said_to_start_when_none_is_named(monkeypatch):
-    assert describe_server() == "starting Sandmill"
-    monkeypatch.setenv("SANDMILL_API_URL", "http://127.0.0.1:1")
-    with pytest.raises(ExampleError, match="SANDMILL_API_URL is set alone"):
-        describe_server()
-    monkeypatch.setenv("SANDMILL_API_KEY", "sm_x")
-    assert describe_server() == "using the server at SANDMILL_API_URL"
+    monkeypatch.setenv("SANDMILL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SANDMILL_WORKER_SLOTS", "abc")
+    wanted = r"^SANDMILL_WORKER_SLOTS: must be a whole number from 1 to 128, not 'abc'$"
+    with pytest.raises(StartupError, match=wanted), connect(is_hurried=lambda: False):
+        pass
+    assert not (tmp_path / "home").exists()

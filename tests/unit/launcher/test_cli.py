@@ -29,7 +29,21 @@ def test_missing_setting_is_one_line_that_names_it(monkeypatch, capsys, command,
     monkeypatch.delenv(name)
     code, out, err = run_main(monkeypatch, capsys, command)
     assert (code, out) == (1, "")
-    assert err == f"sandmill: setting {name}: Field required\n"
+    assert err.startswith(f"sandmill: {name}: must be set (")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "doctor"])
+def test_wrong_setting_of_any_program_is_told_before_anything_is_touched(
+    monkeypatch, capsys, tmp_path, command
+):
+    monkeypatch.setenv("SANDMILL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SANDMILL_RUNTIMES", "local")
+    code, out, err = run_main(monkeypatch, capsys, command)
+    assert (code, out) == (1, "")
+    assert err.startswith("sandmill: SANDMILL_RUNTIMES: must be a JSON list of ")
+    assert err.endswith(', such as ["local", "docker"], not \'local\'\n')
+    assert not (tmp_path / "home").exists()
 
 
 def test_flower_without_a_password_is_refused(monkeypatch, capsys):
