@@ -3,7 +3,7 @@
 An OCI layout (a folder or a tar), what `docker save` and `podman save` write, or a tar of a root file system.
 """
 
-import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from core.errors import BadImageError
-from runtimes.local.images.blobs import Blobs, FolderBlobs, TarBlobs, plain_name, read_small, seeking_reader
+from runtimes.local.images.blobs import Blobs, FolderBlobs, TarBlobs, read_small, seeking_reader
 from runtimes.local.images.decompression import HashingSource, UnpackedSource, open_unpacked
 from runtimes.local.images.layers import LayerSource
 from runtimes.local.images.limits import ImageLimits
@@ -23,16 +23,12 @@ from runtimes.local.images.manifests import (
     read_json,
 )
 from runtimes.local.images.platforms import Platform
+from runtimes.local.images.recognition import is_image, is_layout, may_be_image
 from runtimes.local.images.tar_stream import TarReader
 from runtimes.local.images.unpacking import check_space
 from runtimes.local.images.workspace import Workspace
 
 __all__ = ["ImageSource", "open_archive"]
-
-_ARCHIVE_NAMES = re.compile(
-    r"(|blobs(/.*)?|[0-9a-f]{64}(/.*|\.json|\.tar)?|sha256:.*|oci-layout|(index|manifest)\.json|repositories)"
-)
-"""All that image archives consist of, and no root file system does."""
 
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
@@ -58,46 +54,54 @@ def open_archive(
 
     name: chooses among several images of one archive. Raises BadImageError, also for what is no image.
     """
-    if path.is_dir():
+    if _is_folder(path):
         yield _read_image(FolderBlobs(path), limits, name)
         return
-    if not path.is_file():
-        raise BadImageError(f"{path} is neither a file nor a folder")
     try:
         file = path.open("rb")
     except OSError as error:
         raise BadImageError(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        packed = HashingSource(file)
-        unpacked = open_unpacked(file, packed, limits)
-        reader = TarReader(unpacked) if unpacked.is_compressed else seeking_reader(file)
-        is_rootfs = _is_rootfs(reader)
-        file.seek(0)
-        if is_rootfs:
-            yield ImageSource(None, [LayerSource(open=lambda: _rewound(file))])
-        elif unpacked.is_compressed:
-            with workspace.new_file() as spooled:
-                _spool(open_unpacked(file, HashingSource(file), limits), spooled, limits)
-                yield _read_image(TarBlobs(spooled), limits, name)
+    with file, _as_blobs(file, workspace, limits) as blobs:
+        if blobs is not None and is_image(blobs, limits):
+            yield _read_image(blobs, limits, name)
         else:
-            yield _read_image(TarBlobs(file), limits, name)
+            yield ImageSource(None, [LayerSource(open=lambda: _rewound(file))])
+
+
+def _is_folder(path: Path) -> bool:
+    """Tell a folder from a file. Raises BadImageError for what is neither."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadImageError(f"{path}: no such file or folder") from error
+    except OSError as error:
+        raise BadImageError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise BadImageError(f"{path} is neither a file nor a folder")
+    return stat.S_ISDIR(mode)
+
+
+@contextmanager
+def _as_blobs(file: BinaryIO, workspace: Workspace, limits: ImageLimits) -> Iterator[TarBlobs | None]:
+    """Give the files of a tar that looks like the archive of an image, unpacked if need be; else None."""
+    unpacked = open_unpacked(file, HashingSource(file), limits)
+    is_compressed = unpacked.is_compressed
+    reader = TarReader(unpacked) if is_compressed else seeking_reader(file)
+    if not may_be_image(reader, limits, is_compressed=is_compressed):
+        yield None
+    elif not is_compressed:
+        yield TarBlobs(file)
+    else:
+        file.seek(0)
+        with workspace.new_file() as spooled:
+            _spool(open_unpacked(file, HashingSource(file), limits), spooled, limits)
+            yield TarBlobs(spooled)
 
 
 @contextmanager
 def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
     file.seek(0)
     yield file
-
-
-def _is_rootfs(reader: TarReader) -> bool:
-    """Look at names until one is not of an image archive: for root file systems that is the first or second."""
-    names: set[str] = set()
-    for entry in reader:
-        name = plain_name(entry.name)
-        if not _ARCHIVE_NAMES.fullmatch(name if name != "." else ""):
-            return True
-        names.add(name)
-    return not names & {"manifest.json", "index.json"}
 
 
 def _spool(source: UnpackedSource, target: BinaryIO, limits: ImageLimits) -> None:
@@ -109,7 +113,9 @@ def _spool(source: UnpackedSource, target: BinaryIO, limits: ImageLimits) -> Non
 
 
 def _read_image(blobs: Blobs, limits: ImageLimits, name: str | None) -> ImageSource:
-    if blobs.has("oci-layout") and blobs.has("index.json"):
+    has_layout = blobs.has("oci-layout") and blobs.has("index.json")
+    # One that is damaged is read all the same if there is nothing else: the error says what is wrong with it.
+    if has_layout and (is_layout(blobs, limits) or not blobs.has("manifest.json")):
         return _read_oci(blobs, limits, name)
     if blobs.has("manifest.json"):
         return _read_docker(blobs, limits, name)

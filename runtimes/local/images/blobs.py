@@ -10,9 +10,12 @@ from typing import BinaryIO, Protocol, cast
 from core.errors import BadImageError
 from runtimes.local.images.tar_stream import TarEntry, TarKind, TarReader
 
-__all__ = ["Blobs", "FolderBlobs", "TarBlobs", "plain_name", "read_small", "seeking_reader"]
+__all__ = ["MAX_FILES", "Blobs", "FolderBlobs", "TarBlobs", "plain_name", "read_small", "seeking_reader"]
 
-_MAX_FILES = 10_000
+MAX_FILES = 10_000
+"""In the archive of an image."""
+
+_MAX_NAME_BYTES = 4096
 _MAX_LINKS = 8
 
 
@@ -74,9 +77,11 @@ class TarBlobs:
             self._note(entry)
 
     def _note(self, entry: TarEntry) -> None:
+        if max(len(entry.name), len(entry.link)) > _MAX_NAME_BYTES:
+            raise BadImageError(f"a name in the archive is longer than {_MAX_NAME_BYTES} bytes")
         name = plain_name(entry.name)
-        if len(self._places) + len(self._links) >= _MAX_FILES:
-            raise BadImageError(f"the archive of an image has more than {_MAX_FILES} files")
+        if len(self._places) + len(self._links) >= MAX_FILES:
+            raise BadImageError(f"the archive of an image has more than {MAX_FILES} files")
         if entry.kind is TarKind.FILE:
             start = self._file.tell()
             if start + entry.size > self._size:
@@ -88,6 +93,11 @@ class TarBlobs:
             )
         elif entry.kind is TarKind.HARDLINK:
             self._links[name] = plain_name(entry.link)
+
+    def names(self) -> Iterator[str]:
+        """Give the names of all files and links."""
+        yield from self._places
+        yield from self._links
 
     def has(self, name: str) -> bool:
         """See `Blobs`."""
