@@ -142,7 +142,8 @@ def health(part: Annotated[Part, typer.Argument(help="Which program, run with th
 def main() -> None:
     """Run a command. A known obstacle is one line on stderr and exit code 1; wrong usage is exit code 2."""
     try:
-        app()
+        # Also when ./run starts it as a module: usage lines name the command that is documented.
+        app(prog_name="sandmill-server")
     except SandmillError as error:
         _fail(error.message)
 

@@ -17,6 +17,7 @@ from core.errors import SpecInvalidError
 from runtimes.base import SandboxSpec
 from runtimes.bundle import BUNDLE_MOUNT
 from runtimes.local.images.locking import lock_file
+from runtimes.local.images.names import HOST_IMAGE
 from runtimes.local.plan import SANDBOX_UID, Bind, Directory, Mount, Overlay, Plan, Tmpfs
 from runtimes.local.plan_parts import (
     DEFAULT_PATH,
@@ -32,7 +33,6 @@ from runtimes.local.roots import Root
 
 __all__ = ["HOST_IMAGE", "build_plan", "shared_etc", "shown_by_all", "write_etc"]
 
-HOST_IMAGE = "host"
 _HOME = "/home/sandbox"
 
 _NO_WORKDIR = {"/etc", "/dev", "/proc", "/sys", BUNDLE_MOUNT}

@@ -20,6 +20,10 @@ __all__ = ["Base", "Live", "NodeImages"]
 _SNAPSHOT_HOLDER: Final = "snapshot"
 """Before the name, in the leases of snapshots; names of sandboxes have no dot."""
 
+_ADVICE: Final = (
+    "`sandmill-server image pull NAME` (in a clone `./run image pull NAME`) on this node fetches others"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -79,7 +83,7 @@ class NodeImages:
         try:
             image = self.store.find(name)
         except ImageNotFoundError as error:
-            message = f"{error}; besides there is {HOST_IMAGE!r}: `sandmill-server image pull` fetches others"
+            message = f"{error}; besides there is {HOST_IMAGE!r}; {_ADVICE}"
             raise ImageNotFoundError(message) from error
         except SpecInvalidError as error:
             raise ImageNotFoundError(f"{error}; besides there is {HOST_IMAGE!r}") from error

@@ -2,13 +2,19 @@
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from core.errors import SpecInvalidError
 
-__all__ = ["DIGEST", "ImageName"]
+__all__ = ["DIGEST", "HOST_IMAGE", "ImageName", "check_free"]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+HOST_IMAGE: Final = "host"
+"""The image that is always there and in no store."""
+
+_RESERVED: Final = {HOST_IMAGE: "the host's own /usr", "snapshot": "snapshots"}
+"""What jobs mean by these names, whatever is stored under them."""
 
 _DEFAULT_REGISTRY = "docker.io"
 _OFFICIAL = "library/"
@@ -70,6 +76,20 @@ class ImageName:
         """The short spelling that people use: `python:3.12` for `docker.io/library/python:3.12`."""
         short = self.full.removeprefix(f"{_DEFAULT_REGISTRY}/")
         return short.removeprefix(_OFFICIAL) if short != self.full else short
+
+
+def check_free(name: ImageName, *, field: str) -> None:
+    """Refuse a name under which no job could find a stored image. field: where it was given.
+
+    Raises SpecInvalidError.
+    """
+    repository = name.repository.removeprefix(_OFFICIAL)
+    if name.registry == _DEFAULT_REGISTRY and repository in _RESERVED:
+        message = (
+            f"{field} {name.familiar!r}: {repository!r} is reserved, jobs mean {_RESERVED[repository]} by it; "
+            f"choose another, e.g. 'my-{repository}:1'"
+        )
+        raise SpecInvalidError(message, field=field)
 
 
 def _split_registry(text: str) -> tuple[str, str]:

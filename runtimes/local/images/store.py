@@ -28,7 +28,7 @@ from runtimes.local.images.layers import LayerStore
 from runtimes.local.images.leases import Leases
 from runtimes.local.images.limits import DEFAULT_LIMITS, ImageLimits
 from runtimes.local.images.locking import lock_file, remove_free_lock
-from runtimes.local.images.names import ImageName
+from runtimes.local.images.names import ImageName, check_free
 from runtimes.local.images.platforms import Platform
 from runtimes.local.images.progress import ProgressListener
 from runtimes.local.images.records import ImageRecord, StoredImage, write_durably
@@ -79,7 +79,8 @@ class ImageStore:
 
         path: a file or a folder; tars may be compressed with gzip, zstd or xz. name: without it the archive's own, else
         that of the file; it also chooses among several images in one archive. An image that has the name loses it.
-        Raises BadImageError, SpecInvalidError for a name that is none, ImageStoreFullError. A failure leaves nothing.
+        Raises BadImageError, SpecInvalidError for a name that is none or reserved, ImageStoreFullError. A failure
+        leaves nothing.
         """
         wanted = None if name is None else _parse_new_name(name)
         try:
@@ -117,6 +118,7 @@ class ImageStore:
         from runtimes.local.images.pulling import find_remote  # noqa: PLC0415
 
         name = ImageName.parse(reference)
+        check_free(name, field="reference")
         wanted = Platform.parse(platform) if platform else Platform.of_this_machine()
         connection = RegistryConnection(
             name,
@@ -303,6 +305,7 @@ class ImageStore:
 
 def _parse_new_name(text: str) -> ImageName:
     name = ImageName.parse(text)
+    check_free(name, field="name")
     return replace(name, digest=None, tag=name.tag or "latest")
 
 

@@ -15,7 +15,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
     def run(*words, stdin: str = "") -> tuple[object, str, str]:
-        monkeypatch.setattr("sys.argv", ["sandmill-server", "image", *map(str, words)])
+        monkeypatch.setattr("sys.argv", ["launcher/cli.py", "image", *map(str, words)])
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         code: object = 0
         try:
@@ -62,7 +62,12 @@ def test_archive_brings_its_own_name(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["import", "/nowhere"], "/nowhere is neither a file nor a folder"),
+        (["import", "/nowhere.tar"], "/nowhere.tar: no such file or folder"),
+        (["import", "/etc/hostname/x"], "/etc/hostname/x: no such file or folder"),
+        (["import", "/" + "x" * 300], "cannot be read: File name too long"),
+        (["import", "/dev/null"], "/dev/null is neither a file nor a folder"),
+        (["import", "/etc/hostname", "--name", "host"], "name 'host:latest': 'host' is reserved"),
+        (["pull", "host:1"], "reference 'host:1': 'host' is reserved"),
         (["import", "/etc/hostname", "--name", "x"], "tar"),
         (["import", "/etc/hostname", "--name", "X y"], "no image name"),
         (["remove", "nothing"], "no image 'nothing' in the store; there are: none"),
@@ -83,6 +88,11 @@ def test_obstacle_is_one_line_on_stderr_and_exit_code_1(run, words, message):
 )
 def test_wrong_usage_is_exit_code_2(run, words):
     assert run(*words)[0] == 2
+
+
+@pytest.mark.parametrize(("words", "path"), [([], "image"), (["pull"], "image pull")])
+def test_usage_names_the_command_that_is_documented(run, words, path):
+    assert run(*words, "--help")[1].strip().startswith(f"Usage: sandmill-server {path} ")
 
 
 def test_pull_reads_the_password_from_stdin_and_tells_how_far_it_is(run, tmp_path):

@@ -272,6 +272,22 @@ def test_root_file_system_is_named_after_its_file(store, tmp_path, flag):
     assert store.import_archive(path, name="other").digest == image.digest
 
 
+@pytest.mark.parametrize("name", ["host", "host:1", "docker.io/library/host:2", "snapshot:mine"])
+def test_name_that_means_something_else_is_refused(store, layout, tmp_path, name):
+    path = layout.index(layout.manifest(BASE))
+    with pytest.raises(SpecInvalidError, match="is reserved") as refused:
+        store.import_archive(path, name=name)
+    assert refused.value.field == "name"
+    (tmp_path / "host.tar").write_bytes(BASE)
+    with pytest.raises(SpecInvalidError, match="is reserved"):
+        store.import_archive(tmp_path / "host.tar")
+    with pytest.raises(SpecInvalidError, match="is reserved") as refused:
+        store.pull(name)
+    assert refused.value.field == "reference"
+    assert store.list() == []
+    assert store.import_archive(path, name="team/host:1").name == "team/host:1"
+
+
 def test_same_layers_are_kept_once(store, layout, tmp_path, as_root):
     first = import_layers(store, layout, BASE, TOP)
     (tmp_path / "save.tar").write_bytes(docker_archive({"other:1": [BASE, tar(file("x", b"1"))]}))

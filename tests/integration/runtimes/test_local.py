@@ -215,7 +215,10 @@ def test_timeout_at_any_moment_leaves_nothing(kind, seconds):
 
 
 def test_only_the_host_image_exists(kind):
-    with pytest.raises(ImageNotFoundError, match="besides there is 'host'"):
+    advice = (
+        r"besides there is 'host'; `sandmill-server image pull NAME` \(in a clone `./run image pull NAME`\)"
+    )
+    with pytest.raises(ImageNotFoundError, match=advice):
         kind.runtime.create(kind.spec(image="python:3.11"), timeout_seconds=5)
 
 

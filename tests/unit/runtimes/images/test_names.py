@@ -1,7 +1,7 @@
 import pytest
 
 from core.errors import SpecInvalidError
-from runtimes.local.images.names import ImageName
+from runtimes.local.images.names import ImageName, check_free
 
 HEX = "a" * 64
 
@@ -57,3 +57,17 @@ def test_what_is_no_name_is_refused_with_the_part_that_is_wrong(text, reason):
     with pytest.raises(SpecInvalidError, match=reason) as caught:
         ImageName.parse(text)
     assert caught.value.field == "image"
+
+
+@pytest.mark.parametrize("text", ["host", "host:1", f"host@sha256:{HEX}", "docker.io/host", "snapshot:kept"])
+def test_name_that_jobs_mean_something_else_by_is_refused(text):
+    with pytest.raises(SpecInvalidError, match=r"^name '.*' is reserved, jobs mean") as refused:
+        check_free(ImageName.parse(text), field="name")
+    assert refused.value.field == "name"
+
+
+@pytest.mark.parametrize(
+    "text", ["host:5000/a", "localhost/host:1", "team/host", "my-host", "hosts", "a:host"]
+)
+def test_name_that_only_looks_reserved_is_free(text):
+    check_free(ImageName.parse(text), field="name")
