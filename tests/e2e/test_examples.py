@@ -1,12 +1,15 @@
 """Every example that is in a file or a README runs as it stands."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +60,31 @@ def test_submission_gets_its_verdict(
     done = run(environment, *words)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.splitlines()[-1].startswith(expected)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the README uses curl")
+def test_calls_of_the_readme_submit_a_job_and_show_state_and_output(environment: dict[str, str]) -> None:
+    blocks = re.findall(r"```console\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    (submit,) = (block for block in blocks if "/v1/jobs" in block)
+    (look,) = (block for block in blocks if "BATCH_ID" in block)
+    define, *calls = [line.removeprefix("$ ") for line in look.splitlines()]
+
+    def shell(text: str) -> Any:
+        done = subprocess.run(
+            ["sh", "-c", text], capture_output=True, text=True, timeout=30, env=environment, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    batch = shell(submit.partition("\n$ ")[2])["batch_id"]
+    with Client(environment["SANDMILL_API_URL"], environment["SANDMILL_API_KEY"]) as client:
+        client.wait(batch, timeout_seconds=60)
+    trials, trial, logs = (f"{define}\n{call}" for call in calls)
+    found = shell(trials.replace("BATCH_ID", batch))["items"]
+    assert [(item["state"], item["outcome"]) for item in found] == [("finished", "passed")] * 3
+    (attempt,) = shell(trial.replace("TRIAL_ID", found[0]["id"]))["attempts"]
+    (chunk,) = shell(logs.replace("ATTEMPT_ID", attempt["id"]))["items"]
+    assert chunk["text"] == "42\n"
 
 
 def test_readme_of_the_client_runs(environment: dict[str, str]) -> None:
