@@ -61,11 +61,11 @@ def test_wrong_usage_is_exit_code_2(words):
 
 
 def test_message_of_several_lines_is_folded_to_one(monkeypatch, capsys):
-    def fail() -> None:
-        raise StartupError("first\n  second")
+    def fail(prog_name: str) -> None:
+        raise StartupError(f"{prog_name}: first\n  second")
 
     monkeypatch.setattr(cli, "app", fail)
-    assert run_main(monkeypatch, capsys)[2] == "sandmill: first second\n"
+    assert run_main(monkeypatch, capsys)[2] == "sandmill: sandmill-server: first second\n"
 
 
 class Running:
