@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,16 @@ def store(tmp_path, as_root):
 
 
 @pytest.fixture
-def outside(tmp_path):
-    """A folder that no image may change in any way."""
-    place = tmp_path / "outside"
-    (place / "folder").mkdir(parents=True)
-    (place / "file").write_text("mine")
-    (place / "folder" / "file").write_text("mine")
-    before = state_of(place)
-    yield place
-    assert state_of(place) == before
+def outside():
+    """A folder that no image may change in any way; not as deep as tmp_path, for images may not be deep here."""
+    with tempfile.TemporaryDirectory() as place_of_its_own:
+        place = Path(place_of_its_own, "outside")
+        (place / "folder").mkdir(parents=True)
+        (place / "file").write_text("mine")
+        (place / "folder" / "file").write_text("mine")
+        before = state_of(place)
+        yield place
+        assert state_of(place) == before
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_a_running_command_is_followed_live_and_does_not_end_with_its_reader(
 
 
 def test_missing_bytes_are_told_of(shared_execd: RunningExecd) -> None:
-    outcome = shared_execd.run("seq 1000000")
+    outcome = shared_execd.run("seq 400000")
     everything = outcome.output()
     again = attach(shared_execd, outcome.id)
     (gap,) = [event for event in again.events if event["type"] == "gap"]
@@ -111,7 +111,7 @@ def test_the_bytes_of_each_stream_can_be_fetched_in_pieces(shared_execd: Running
 
 
 def test_missing_bytes_of_a_stream_are_skipped_and_said(shared_execd: RunningExecd) -> None:
-    outcome = shared_execd.run("seq 1000000; echo err >&2")
+    outcome = shared_execd.run("seq 400000; echo err >&2")
     everything = outcome.output()
     url = f"/command/{outcome.id}/output"
     first = shared_execd.client.get(url)
