@@ -51,11 +51,10 @@ def test_a_gigabyte_without_a_reader_changes_nothing(execd: RunningExecd) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", ["1", "2"], ids=["stdout", "stderr"])
-def test_a_line_of_200_megabytes_arrives_whole(execd: RunningExecd, stream: str) -> None:
+def test_a_line_of_200_megabytes_arrives_whole(execd: RunningExecd) -> None:
     execd.run("true")
     before = peak_kib(execd)
-    count, tail = drain(execd, f"head -c 200M /dev/zero | tr '\\0' x >&{stream}")
+    count, tail = drain(execd, "head -c 200M /dev/zero | tr '\\0' x")
     assert count > 200 << 20
     assert b'"type":"execution_complete"' in tail
     assert f'"offset":{200 << 20},'.encode() in tail
