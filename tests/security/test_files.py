@@ -148,7 +148,8 @@ while True:
 
 def test_a_directory_swapped_with_a_link_during_writes_lets_nothing_out(box, folder):
     """T28: ten thousand writes below a directory that is now one of the user's, now a link to another's."""
-    outside = "/etc"
+    # An image that an ordinary user runs is all that user's own, but for what is mounted there.
+    outside = "/etc" if box.sh("test -w /etc").code else "/.sbx"
     before = box.sh(f"ls -a {outside}").out
     assert box.sh(f"mkdir {folder}/d").code == 0
     answers = set()
