@@ -78,7 +78,7 @@ def _copy(source: str, target: str) -> Iterator[None]:
 
 
 def _copy_one(source: str, target: str) -> Iterator[None]:
-    """Copy a file or link; make a directory without its content, closed to others for now."""
+    """Copy a file or link; make a directory without its content, closed to others until that has come."""
     status = os.lstat(source)
     if stat.S_ISDIR(status.st_mode):
         os.mkdir(target, 0o700)

@@ -3,6 +3,7 @@
 from typing import Any, Final, NamedTuple
 
 from execd.errors import InvalidBodyError, InvalidFileMetadataError
+from execd.fields import checked_text, printable
 from execd.requests import parse_json
 
 __all__ = [
@@ -65,8 +66,8 @@ def parse_permissions(body: bytes) -> dict[str, Permission]:
     """Read a map of path to {mode?, owner?, group?}. Raises InvalidBodyError naming the field."""
     found = {}
     for path, value in _paths(body).items():
-        item = _object(_printable(path), {} if value is None else value, ("mode", "owner", "group"))
-        found[path] = _permission(f"{_printable(path)}.", item)
+        item = _object(printable(path), {} if value is None else value, ("mode", "owner", "group"))
+        found[path] = _permission(f"{printable(path)}.", item)
     return found
 
 
@@ -88,7 +89,7 @@ def parse_replacements(body: bytes) -> dict[str, Replacement]:
     """Read a map of path to {old, new}. Raises InvalidBodyError naming the field."""
     found = {}
     for path, value in _paths(body).items():
-        name = _printable(path)
+        name = printable(path)
         item = _object(name, value, ("old", "new"))
         old, new = _text(f"{name}.old", item.get("old")), _text(f"{name}.new", item.get("new"))
         if not old:
@@ -129,7 +130,7 @@ def _paths(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidBodyError("the body is not an object")
     for path in document:
-        _path(f"path {_printable(path)!r}", path)
+        _path(f"path {printable(path)!r}", path)
     return document
 
 
@@ -138,7 +139,7 @@ def _object(name: str, value: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         raise InvalidBodyError(f"{name}: not an object")
     for key in value:
         if key not in fields:
-            raise InvalidBodyError(f"{name}: unknown field {_printable(key)}; there are {', '.join(fields)}")
+            raise InvalidBodyError(f"{name}: unknown field {printable(key)}; there are {', '.join(fields)}")
     return value
 
 
@@ -159,16 +160,4 @@ def _name(name: str, value: Any) -> str | None:
 
 
 def _text(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise InvalidBodyError(f"{name}: not a string")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidBodyError(f"{name}: holds a lone surrogate") from error
-    return value
-
-
-def _printable(text: str) -> str:
-    return ascii(text[:100])[1:-1]
+    return None if value is None else checked_text(name, value)

@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn
 
 from execd.envs import is_reserved_name
 from execd.errors import InvalidBodyError
+from execd.fields import checked_text, printable
 
 __all__ = [
     "CommandRequest",
@@ -90,7 +91,7 @@ def read_fields(document: Any, fields: "FieldTable") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name not in fields:
-            raise InvalidBodyError(f"{_printable(name)}: unknown field")
+            raise InvalidBodyError(f"{printable(name)}: unknown field")
         if value is not None:
             target, check = fields[name]
             values[target] = check(name, value)
@@ -107,33 +108,19 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _printable(text: str) -> str:
-    return ascii(text[:100])[1:-1]
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidBodyError(f"{name}: not a string")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidBodyError(f"{name}: holds a lone surrogate") from error
-    return value
-
-
 def _input(name: str, value: Any) -> bytes:
-    return _text(name, value).encode("utf-8")
+    return checked_text(name, value).encode("utf-8")
 
 
 def _base64(name: str, value: Any) -> bytes:
     try:
-        return binascii.a2b_base64(_text(name, value).encode("utf-8"), strict_mode=True)
+        return binascii.a2b_base64(checked_text(name, value).encode("utf-8"), strict_mode=True)
     except binascii.Error as error:
         raise InvalidBodyError(f"{name}: not base64: {error}") from error
 
 
 def _argument(name: str, value: Any) -> str:
-    text = _text(name, value)
+    text = checked_text(name, value)
     if "\0" in text:
         raise InvalidBodyError(f"{name}: holds a NUL character")
     return text
@@ -164,7 +151,7 @@ def _envs(name: str, value: Any) -> dict[str, str]:
         raise InvalidBodyError(f"{name}: more than {_MAX_VARIABLES} variables")
     checked = {}
     for key, item in value.items():
-        field_name = f"{name}.{_printable(key)}"
+        field_name = f"{name}.{printable(key)}"
         if not _argument(field_name, key) or "=" in key:
             raise InvalidBodyError(f"{field_name}: not a variable name")
         if is_reserved_name(key):
