@@ -2,12 +2,11 @@
 
 from alembic import context
 
-import models.tables  # noqa: F401 -- fills the metadata
-from models.base import Base
+from models.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=metadata,
     transaction_per_migration=True,
 )
 with context.begin_transaction():

@@ -9,9 +9,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.pool import NullPool
 
-import models.tables  # noqa: F401 -- fills the metadata
 from core.database import to_driver_url
-from models.base import Base
+from models.schema import metadata
 
 __all__ = ["schema_drift", "upgrade"]
 
@@ -44,7 +43,7 @@ def schema_drift(database_url: str) -> list[object]:
         with engine.connect() as connection:
             options = {"compare_type": True, "compare_server_default": False}
             context = MigrationContext.configure(connection, opts=options)
-            return list(compare_metadata(context, Base.metadata))
+            return list(compare_metadata(context, metadata))
     finally:
         engine.dispose()
 

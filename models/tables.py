@@ -78,13 +78,22 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """A key, as its SHA-256; `prefix` is the part by which it is looked up and shown."""
+    """A key, as its SHA-256; `prefix` is the part by which it is looked up and shown.
+
+    A tenant's key acts for that tenant alone; an operator's (role `admin`) belongs to none and acts for none.
+    """
 
     __tablename__ = "api_keys"
-    __table_args__ = (Index("api_keys_prefix_idx", "prefix"),)
+    __table_args__ = (
+        Index("api_keys_prefix_idx", "prefix"),
+        Index("api_keys_tenant_id_idx", "tenant_id"),
+        CheckConstraint("role IN ('tenant', 'admin')", name="role"),
+        CheckConstraint("(role = 'admin') = (tenant_id IS NULL)", name="role_tenant"),
+    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[int | None] = mapped_column(ForeignKey("tenants.id"))
+    role: Mapped[str] = mapped_column(server_default=text("'tenant'"))
     name: Mapped[str]
     prefix: Mapped[str]
     key_hash: Mapped[bytes] = mapped_column(unique=True)
@@ -112,6 +121,8 @@ class Batch(Base):
     job_count: Mapped[int] = mapped_column(Integer)
     trial_count: Mapped[int] = mapped_column(Integer)
     cancel_requested_at: Mapped[datetime | None]
+    # W3C trace context of the request, so that spans of its attempts join it on whichever machine they run.
+    traceparent: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     finished_at: Mapped[datetime | None]
 
@@ -221,6 +232,13 @@ class Attempt(Base):
         Index("attempts_live_node_idx", "node_id", postgresql_where=_LIVE),
         Index("attempts_live_session_idx", "session_id", postgresql_where=_LIVE),
         Index("attempts_unclaimed_idx", "start_deadline", postgresql_where=text("state = 'dispatched'")),
+        # What a tenant used in a time.
+        Index(
+            "attempts_tenant_finished_idx",
+            "tenant_id",
+            "finished_at",
+            postgresql_where=text("finished_at IS NOT NULL"),
+        ),
         {
             "postgresql_with": {
                 "fillfactor": 70,

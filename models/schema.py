@@ -1,0 +1,9 @@
+"""Imports every module with tables, so that `Base.metadata` is the whole schema."""
+
+import models.tables
+import models.usage  # noqa: F401 -- imported for what it registers
+from models.base import Base
+
+__all__ = ["metadata"]
+
+metadata = Base.metadata
