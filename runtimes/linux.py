@@ -37,6 +37,7 @@ __all__ = [
     "drop_bounding_set",
     "drop_capabilities",
     "enter_namespace",
+    "fork_idle",
     "fork_into",
     "install_seccomp",
     "make_private",
@@ -47,6 +48,7 @@ __all__ = [
     "unshare",
 ]
 
+_CLONE_VM: Final = 0x00000100
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWCGROUP: Final = 0x02000000
 CLONE_NEWUTS: Final = 0x04000000
@@ -90,6 +92,11 @@ _MAX_CAPABILITIES: Final = 64
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _HOLDING_THE_LOCK = ctypes.PyDLL(None, use_errno=True)
 """The same functions, called without letting another thread run: for the one that returns twice."""
+
+
+_IDLE_STACK_BYTES: Final = 16 << 10
+_IDLE_STACK = ctypes.create_string_buffer(_IDLE_STACK_BYTES)
+"""Of all idle processes: each does the same there, once."""
 
 
 class _FilterProgram(ctypes.Structure):
@@ -242,6 +249,22 @@ def fork_into(flags: int, *, cgroup: int | None = None) -> tuple[int, int]:
     python.PyOS_AfterFork_Parent()
     if pid < 0:
         raise OSError(number, os.strerror(number))
+    return pid, pidfd.value
+
+
+def fork_idle(flags: int) -> tuple[int, int]:
+    """Start a process in new namespaces whose only purpose is to be in them: it waits, until it is killed, for nothing.
+
+    Gives (process id, pidfd); the caller kills it and waits for it. It shares this process's memory, so that nothing
+    has to be copied, but never gets to run any Python: it waits within the C library, on a stack of its own.
+    """
+    pidfd = ctypes.c_int(-1)
+    flags |= _CLONE_VM | _CLONE_PIDFD | signal.SIGCHLD
+    stack = ctypes.addressof(_IDLE_STACK) + _IDLE_STACK_BYTES // 16 * 16
+    pid: int = _LIBC.clone(
+        _LIBC.pause, ctypes.c_void_p(stack), ctypes.c_int(flags), None, ctypes.byref(pidfd), None, None
+    )
+    _check(pid)
     return pid, pidfd.value
 
 

@@ -68,10 +68,12 @@ class Child:
         if has_network:
             _bring_up_loopback()
 
-    def become_sandbox(self, order: Order, disk: int, descriptors: Sequence[int]) -> NoReturn:
+    def become_sandbox(
+        self, order: Order, disk: int, written: Sequence[int], descriptors: Sequence[int]
+    ) -> NoReturn:
         """Run execd in the sandbox of the order, and end with it.
 
-        disk: a mount that is nowhere yet. descriptors: as the order names them.
+        disk, written: see `enter_root`. descriptors: as the order names them.
         """
         status = 1
         try:
@@ -85,6 +87,7 @@ class Child:
                 order.plan,
                 prepared=self._prepared,
                 disk=disk,
+                written=written,
                 generation=order.disk.generation,
                 first_id=order.first_id,
             )

@@ -8,10 +8,10 @@ import os
 
 from runtimes import linux
 from runtimes.local.inode_limits import inodes_for
-from runtimes.local.plan import Overlay, Plan, Tmpfs
+from runtimes.local.plan import Mount, Overlay, Plan, Tmpfs
 from runtimes.local.zygote.orders import Disk
 
-__all__ = ["DISKS", "Disks", "upper_of"]
+__all__ = ["DISKS", "Disks", "is_written", "open_written_layers", "upper_of"]
 
 DISKS = "disks"
 """Name of their folder in the zygote's."""
@@ -22,6 +22,27 @@ _SAFE = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 def upper_of(folder: str, name: str, generation: int) -> str:
     """Give the path, in the zygote's sight, of what a sandbox wrote in a generation. folder: the zygote's own."""
     return f"{folder}/{DISKS}/{name}/{generation}/upper"
+
+
+def is_written(owner: int) -> bool:
+    """Say whether a layer with this owner (see `Overlay`) is on a sandbox's disk, where only the zygote sees it."""
+    return owner != 0
+
+
+def open_written_layers(root: Mount) -> list[int]:
+    """Give, for each layer that is on the disk of a sandbox, a mount of it that is nowhere yet. Raises OSError."""
+    opened: list[int] = []
+    if not isinstance(root, Overlay):
+        return opened
+    try:
+        for layer, owner in zip(root.layers, root.owners, strict=True):
+            if is_written(owner):
+                opened.append(linux.clone_mount(layer, recursive=False))
+    except BaseException:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return opened
 
 
 class Disks:

@@ -1,7 +1,7 @@
 """User and group ids of a sandbox: a range of the host's that nobody else has."""
 
 import os
-import socket
+import signal
 
 from runtimes import linux
 from runtimes.local.zygote.orders import ID_COUNT
@@ -21,21 +21,18 @@ def mapped_namespace(first_id: int, *, seen_as: int) -> int:
 
     For mounts: files that belong to `seen_as` on disk then belong to first_id.
     """
-    ours, theirs = socket.socketpair()
-    pid, pidfd = linux.fork_into(linux.CLONE_NEWUSER)
-    if pid == 0:
-        # Its only purpose is to be there until the other end is closed. It says what /proc calls it: that one may be of
-        # another process namespace than ours.
-        ours.close()
-        theirs.send(os.readlink("/proc/self").encode())
-        theirs.recv(1)
-        os._exit(0)
-    theirs.close()
+    pid, pidfd = linux.fork_idle(linux.CLONE_NEWUSER)
     try:
-        number = int(ours.recv(32))
+        number = _number_in_proc(pidfd)
         map_ids(number, first_id, seen_as=seen_as)
         return os.open(f"/proc/{number}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        ours.close()
         os.close(pidfd)
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _number_in_proc(pidfd: int) -> int:
+    """Give what /proc calls a process: the one in sight may be of another process namespace than ours."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))

@@ -18,9 +18,9 @@ from typing import Final
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
 from execd.warm import answer_once, warm_up
 from runtimes import linux
-from runtimes.local.plan import ALL_NAMESPACES, Namespace, Overlay
+from runtimes.local.plan import ALL_NAMESPACES, Namespace
 from runtimes.local.zygote.child import Child, birth_flags
-from runtimes.local.zygote.disks import Disks
+from runtimes.local.zygote.disks import Disks, open_written_layers
 from runtimes.local.zygote.hot_pages import HotPages
 from runtimes.local.zygote.ids import map_ids
 from runtimes.local.zygote.orders import CGROUP, DROP, Order, decode, read_memory
@@ -28,8 +28,8 @@ from runtimes.local.zygote.prepared import Prepared
 
 __all__ = ["main"]
 
-MAX_DESCRIPTORS: Final = 32
-"""Of one order, with room to spare."""
+MAX_DESCRIPTORS: Final = 128
+"""Of one order, with room to spare: some ten, and one for each layer that a sandbox wrote."""
 
 MAX_MESSAGE_BYTES: Final = 1024
 _SPARE_FORKS: Final = 8
@@ -162,11 +162,14 @@ class _Zygote:
 
     def _start(self, descriptors: list[int]) -> int:
         order = decode(read_memory(descriptors[0]))
-        disk = self._disks.open(order.disk, order.plan)
+        memory, *others = descriptors
+        opened = [self._disks.open(order.disk, order.plan)]
         try:
-            fork = self._send_order(order, [descriptors[0], disk, *descriptors[1:]])
+            opened += open_written_layers(order.plan.mounts[0])
+            fork = self._send_order(order, [memory, *opened, *others])
         finally:
-            os.close(disk)
+            for descriptor in opened:
+                os.close(descriptor)
         number = fork.channel.fileno()
         self._starting[number] = fork
         self._poller.register(number, select.POLLIN)
@@ -180,16 +183,16 @@ class _Zygote:
             with contextlib.suppress(OSError):
                 fork.send(descriptors, order.first_id)
                 return fork
-        group = descriptors[2 + order.descriptors.index(CGROUP)] if CGROUP in order.descriptors else None
+        group = None
+        if CGROUP in order.descriptors:
+            group = descriptors[order.descriptors.index(CGROUP) - len(order.descriptors)]
         fork = self._fork(order.plan.namespaces, group)
         fork.send(descriptors, order.first_id)
         return fork
 
     def _suits_spares(self, order: Order) -> bool:
-        root = order.plan.mounts[0]
-        # One made ahead does not see the disks that came after it, and is in no control group of version 2.
-        sees_its_layers = not (isinstance(root, Overlay) and any(root.owners))
-        return order.plan.namespaces == ALL_NAMESPACES and sees_its_layers and CGROUP not in order.descriptors
+        # One made ahead is in no control group of version 2.
+        return order.plan.namespaces == ALL_NAMESPACES and CGROUP not in order.descriptors
 
     def _give_ids(self, number: int) -> None:
         """Map the ids of a process that has made its user namespace; forget one that asks no more."""
@@ -227,10 +230,11 @@ class _Zygote:
             child = Child(self._prepared, self._parent_lives, channel, has_network=has_network)
             message, descriptors, _, _ = socket.recv_fds(channel, 64, MAX_DESCRIPTORS + 1)
             if message:
-                memory, disk, *rest = descriptors
+                memory, disk, *others = descriptors
                 order = decode(read_memory(memory))
                 os.close(memory)
-                child.become_sandbox(order, disk, rest)
+                first = len(others) - len(order.descriptors)
+                child.become_sandbox(order, disk, others[:first], others[first:])
         finally:
             os._exit(1)
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from typing import Final
 
 from runtimes import linux
@@ -20,6 +21,7 @@ from runtimes.local.plan import (
     TextFile,
     Tmpfs,
 )
+from runtimes.local.zygote.disks import is_written
 from runtimes.local.zygote.ids import mapped_namespace
 from runtimes.local.zygote.prepared import READ_ONLY, Prepared
 
@@ -38,11 +40,14 @@ class BadRootError(Exception):
     """The files below a sandbox leave no place for what it needs; the message names the path."""
 
 
-def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, first_id: int) -> None:
+def enter_root(
+    plan: Plan, *, prepared: Prepared, disk: int, written: Sequence[int], generation: int, first_id: int
+) -> None:
     """Build what the plan says and make it the root of this process; the host's own is out of reach afterwards.
 
     For real root in a mount namespace of its own. disk: a mount that is nowhere yet, to write to, in the folder of the
-    generation. first_id: host id of 0 inside. Raises BadRootError, OSError.
+    generation. written: mounts, nowhere yet, of those layers of the root that sandboxes wrote, in their order.
+    first_id: host id of 0 inside. Raises BadRootError, OSError.
     """
     # Sources are opened while the host is still in sight, and put in their places when it no longer is: whatever links
     # an image has, they lead to places inside of it.
@@ -50,11 +55,7 @@ def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, fi
     devices = linux.clone_mount(prepared.devices)
     builder = _Builder(first_id, plan, sources, devices)
     root, *rest = plan.mounts
-    layers = (
-        [linux.clone_mount(layer, recursive=False) for layer in root.layers]
-        if isinstance(root, Overlay)
-        else []
-    )
+    layers = _open_layers(root, written) if isinstance(root, Overlay) else []
     linux.attach(disk, prepared.staging)
     os.chdir(prepared.staging)
     builder.enter_generation(generation)
@@ -71,6 +72,14 @@ def enter_root(plan: Plan, *, prepared: Prepared, disk: int, generation: int, fi
             if error.errno not in (_FAULTS_OF_AN_IMAGE | _FAULTS_IN_PROC if is_made else _FAULTS_OF_AN_IMAGE):
                 raise
             raise BadRootError(f"{mount.path}: {error}") from error
+
+
+def _open_layers(root: Overlay, written: Sequence[int]) -> list[int]:
+    rest = iter(written)
+    return [
+        next(rest) if is_written(owner) else linux.clone_mount(layer, recursive=False)
+        for layer, owner in zip(root.layers, root.owners, strict=True)
+    ]
 
 
 def enter_folder(path: str) -> None:

@@ -13,6 +13,8 @@ from core.errors import DaemonError
 from runtimes.local.config import LocalConfig
 from runtimes.local.plan import Bind
 from runtimes.local.runtime import LocalRuntime
+from runtimes.local.zygote.ids import mapped_namespace
+from runtimes.local.zygote.process import _SPARE_FORKS
 from runtimes.processes import ProcessRef
 from tests.support.execd import names_in, wait_for
 from tests.support.sandboxes import START_SECONDS, Kind, is_root, local_kind, make_spec
@@ -31,6 +33,13 @@ runtime = LocalRuntime(LocalConfig(state_dir=Path(sys.argv[1]), bundle_dir=Path(
 handle = runtime.create(make_spec(image="host"), timeout_seconds=60)
 print(handle.ref.split(".")[0], runtime._prepared.executor._connection._process.pid, flush=True)
 sys.stdin.read()
+"""
+
+MAPS_INSIDE = """
+import sys
+from runtimes import linux
+linux.enter_namespace(int(sys.argv[1]), linux.CLONE_NEWUSER)
+print(open("/proc/self/uid_map").read(), open("/proc/self/gid_map").read())
 """
 
 MOUNT_AS_INNER_ROOT = """
@@ -131,6 +140,34 @@ def test_mounts_belong_to_the_host_so_no_right_inside_can_change_them(kind):
             cwd=REPOSITORY, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.stdout == "all capabilities, Operation not permitted\n", done.stderr
+
+
+def test_both_sandboxes_of_a_fork_come_from_processes_made_ahead(kind):
+    """Also where one has to see the other's layer with its owners shifted."""
+    handle = kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
+    zygote = zygote_of(kind)
+    wait_for(lambda: len(children_of(zygote)) == 1 + _SPARE_FORKS)
+    ahead = children_of(zygote)
+    handles = kind.runtime.fork(handle, kind.spec(), timeout_seconds=START_SECONDS)
+    try:
+        assert {one.ref.split(".")[0] for one in handles} <= set(ahead)
+    finally:
+        for one in handles:
+            kind.runtime.remove(one)
+
+
+def test_a_mapped_namespace_is_no_processs():
+    before = children_of(os.getpid())
+    namespace = mapped_namespace(720_000, seen_as=655_360)
+    try:
+        assert children_of(os.getpid()) == before
+        done = subprocess.run(
+            [sys.executable, "-c", MAPS_INSIDE, str(namespace)],
+            pass_fds=[namespace], cwd=REPOSITORY, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.split() == ["655360", "720000", "65536"] * 2
+    finally:
+        os.close(namespace)
 
 
 def test_the_end_of_the_zygote_ends_its_sandboxes_and_the_next_create_starts_another(kind):
