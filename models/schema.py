@@ -1,5 +1,6 @@
 """Imports every module with tables, so that `Base.metadata` is the whole schema."""
 
+import models.dead_letters
 import models.tables
 import models.usage  # noqa: F401 -- imported for what it registers
 from models.base import Base

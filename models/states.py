@@ -9,6 +9,7 @@ from enum import StrEnum
 __all__ = [
     "LIVE_ATTEMPT_STATES",
     "TRANSITIONS",
+    "WAITING_TRIAL_STATES",
     "AttemptState",
     "BatchState",
     "Outcome",
@@ -66,6 +67,9 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
 
+
+WAITING_TRIAL_STATES = (TrialState.BLOCKED, TrialState.QUEUED, TrialState.RETRY_WAIT)
+"""Accepted, not finished, and without a live attempt: the API may end it, and its deadlines are the scheduler's."""
 
 LIVE_ATTEMPT_STATES = (
     AttemptState.DISPATCHED,

@@ -205,6 +205,10 @@ class Trial(Base):
     attempts_used: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     infra_losses: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     task_retries: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    # How often each of the job's retry rules has let it run again, by place; absent ones count as 0.
+    rule_retries: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
+    # The trial, dead by then, that this one runs again.
+    replay_of: Mapped[UUID | None]
     runtime: Mapped[str | None]
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
@@ -259,7 +263,12 @@ class Attempt(Base):
     phase: Mapped[str | None]
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
+    # While dispatched: to be claimed by. From the claim on: to be running by.
     start_deadline: Mapped[datetime]
+    # Set by the start: its steps have to be over by.
+    run_deadline: Mapped[datetime | None]
+    # When even its worker has had its time: the scheduler then takes the attempt away. Set by claim and start.
+    overdue_at: Mapped[datetime | None]
     last_rung_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
     failure: Mapped[dict[str, Any] | None]

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from models.states import LIVE_ATTEMPT_STATES, sql_list
+from models.states import LIVE_ATTEMPT_STATES, WAITING_TRIAL_STATES, sql_list
 from repositories.tenant_base import TenantSqlRepository
 
 __all__ = ["BatchRepository", "BatchRow", "CancelledTrial", "NewJobRow", "NewTrials"]
 
-_WAITING = "state IN ('blocked', 'queued', 'retry_wait')"
+_WAITING = f"state IN ({sql_list(WAITING_TRIAL_STATES)})"
 
 _INSERT_BATCH = """
 INSERT INTO batches (id, tenant_id, name, labels, priority, implicit, job_count, trial_count)
