@@ -117,32 +117,6 @@ WHERE ended_at IS NULL AND lease_until + make_interval(secs => %(grace)s) < cloc
 RETURNING id, node_id
 """
 
-_PROMOTE_DUE = """
-UPDATE trials SET state = 'queued', run_at = NULL, queued_at = clock_timestamp()
-WHERE id IN (SELECT id FROM trials WHERE state = 'retry_wait' AND desired = 'run' AND run_at <= clock_timestamp()
-             ORDER BY run_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
-"""
-
-# queue_deadline counts until the first start only; total_deadline is set by that start.
-_EXPIRE = """
-UPDATE trials SET state = 'finished', outcome = 'error', finished_at = clock_timestamp(),
-  state_reason = CASE WHEN total_deadline <= clock_timestamp() THEN 'total_timeout' ELSE 'queue_timeout' END,
-  failure = CASE WHEN total_deadline <= clock_timestamp() THEN %(total)s::jsonb ELSE %(queue)s::jsonb END
-WHERE id IN (
-  SELECT id FROM trials
-  WHERE state IN ('blocked', 'queued', 'retry_wait') AND deadline <= clock_timestamp()
-    AND (started_at IS NULL OR total_deadline <= clock_timestamp())
-  ORDER BY deadline LIMIT 1000 FOR UPDATE SKIP LOCKED)
-"""
-
-# Catches the trial that went back to the queue while its cancel was being written.
-_CANCEL_WAITING = """
-UPDATE trials SET state = 'finished', outcome = 'cancelled', state_reason = 'cancelled', failure = %(failure)s,
-                  finished_at = clock_timestamp()
-WHERE id IN (SELECT id FROM trials WHERE state IN ('blocked', 'queued', 'retry_wait') AND desired = 'cancel'
-             ORDER BY id LIMIT 1000 FOR UPDATE SKIP LOCKED)
-"""
-
 _FINISH_BATCHES = """
 UPDATE batches b SET state = 'finished', finished_at = clock_timestamp()
 WHERE b.state = 'running' AND NOT EXISTS (SELECT 1 FROM trials t WHERE t.batch_id = b.id AND t.state <> 'finished')
@@ -244,18 +218,6 @@ class DispatchRepository(SqlRepository):
     def end_lapsed_sessions(self, *, grace_seconds: float) -> int:
         """End sessions whose lease ran out so long ago; gives how many."""
         return self._count(_END_LAPSED_SESSIONS, {"grace": grace_seconds})
-
-    def promote_due(self) -> int:
-        """Queue trials whose backoff is over."""
-        return self._count(_PROMOTE_DUE)
-
-    def expire(self, *, queue_failure: str, total_failure: str) -> int:
-        """End waiting trials past their deadline. Failures: JSON texts."""
-        return self._count(_EXPIRE, {"queue": queue_failure, "total": total_failure})
-
-    def cancel_waiting(self, failure: str) -> int:
-        """End waiting trials that are to be cancelled. failure: JSON text."""
-        return self._count(_CANCEL_WAITING, {"failure": failure})
 
     def purge_idempotency_keys(self) -> int:
         """Delete keys past their time, some thousand at most; gives how many."""

@@ -6,6 +6,7 @@ from core.errors import FailureClass
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.dispatch import DispatchRepository
+from repositories.sweeping import SweepRepository
 from services.lost_attempts import reap_ended_sessions
 from services.outcomes import CANCELLED, Failure
 
@@ -49,12 +50,13 @@ class Reaper:
         with self._engine.begin() as connection:
             repository = DispatchRepository(connection)
             repository.lock()
-            repository.promote_due()
-            repository.expire(
+            sweep = SweepRepository(connection)
+            sweep.promote_due()
+            sweep.expire(
                 queue_failure=to_jsonb(_QUEUE_TIMEOUT.to_json()),
                 total_failure=to_jsonb(_TOTAL_TIMEOUT.to_json()),
             )
-            repository.cancel_waiting(to_jsonb(CANCELLED.to_json()))
+            sweep.cancel_waiting(to_jsonb(CANCELLED.to_json()))
             repository.finish_batches()
 
     def purge(self) -> None:
