@@ -22,6 +22,7 @@ from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
 from core.environment import settings_or_exit
+from core.failpoints import arm_or_exit
 from core.logging import configure_logging
 from services.log_hub import LogHub
 from services.tenants import Authenticator
@@ -42,7 +43,9 @@ TAGS = [
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application. settings: None reads them from the environment. Connects to nothing yet."""
-    settings = settings or settings_or_exit(Settings, program="api")
+    if settings is None:
+        settings = settings_or_exit(Settings, program="api")
+        arm_or_exit(program="api")
     configure_logging(level=settings.log_level, style=settings.log_format)
     services = build_services(settings)
 

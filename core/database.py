@@ -4,8 +4,10 @@ Statements are plain SQL through `connection.exec_driver_sql(SQL, {...})`, with 
 on the hot paths that costs a fifth of the ORM (`docs/decisions/0003`).
 """
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
+
+from core.failpoints import is_armed, remember_connection
 
 __all__ = ["create_database_engine", "to_driver_url"]
 
@@ -33,7 +35,7 @@ def create_database_engine(
         "idle_in_transaction_session_timeout": "30000",
         **({"enable_seqscan": "off"} if by_key_only else {}),
     }
-    return create_engine(
+    engine = create_engine(
         to_driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
@@ -50,6 +52,9 @@ def create_database_engine(
             "tcp_user_timeout": 8000,
         },
     )
+    if is_armed():
+        event.listen(engine, "connect", remember_connection)
+    return engine
 
 
 def to_driver_url(url: str) -> URL:

@@ -2,6 +2,7 @@
 
 from core.config import Settings
 from core.environment import settings_or_exit
+from core.failpoints import arm_or_exit
 from core.logging import configure_logging
 from scheduler.process import Scheduler
 
@@ -10,6 +11,7 @@ def main() -> None:
     """Read the settings and run until told to stop."""
     settings = settings_or_exit(Settings, program="scheduler")
     configure_logging(level=settings.log_level, style=settings.log_format)
+    arm_or_exit(program="scheduler")
     Scheduler(settings).run()
 
 

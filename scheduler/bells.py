@@ -5,6 +5,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from core.broker import ATTEMPT_TASK, node_queue
+from core.failpoints import failpoint
 from core.logging import get_logger
 from repositories.dispatch import Bell
 
@@ -27,6 +28,7 @@ class CeleryBellRinger:
         try:
             with self._app.producer_pool.acquire(block=True, timeout=5) as producer:
                 for bell in bells:
+                    failpoint("dispatch.mid_send")
                     self._app.send_task(
                         ATTEMPT_TASK,
                         args=(str(bell.trial_id), bell.fence),

@@ -26,6 +26,7 @@ from core.errors import (
     RunFailure,
     RuntimeUnavailableError,
 )
+from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
@@ -231,6 +232,7 @@ class _Run:
             self._sandbox_spec(), timeout_seconds=max(0.1, min(spec.timeouts.start, self._left()))
         )
         try:
+            failpoint("worker.after_create")
             self._control.arm(lambda: runtime.remove(handle))
             return self._run_steps(runtime, handle)
         finally:
@@ -281,9 +283,11 @@ class _Run:
             runner.upload_inputs(None)
             for number, step in enumerate(self._spec.steps):
                 self._enter_step(step.name, first=number == 0)
+                failpoint("worker.after_start")
                 runner.upload_inputs(step.name)
                 result = runner.run(step)
                 self._steps.append(result)
+                failpoint("worker.after_exit")
                 if self._control.stop.is_set():
                     return self._collect_after_stop()
                 if not should_continue(step, result, self._spec) or self._left() <= 0:
@@ -349,8 +353,10 @@ class _Run:
         if rows:
             # Before the end, each by its own commit: artifacts of an attempt that then turns out lost are harmless.
             self._write(lambda attempts: attempts.add_artifacts(self._claimed, rows))
+        failpoint("worker.before_finish")
         if not self._write(lambda attempts: attempts.finish(self._claimed, self._session_id, end)):
             raise _DisownedError
+        failpoint("worker.after_finish")
         log.info(
             "attempt_finished",
             trial_id=str(self._claimed.trial_id),

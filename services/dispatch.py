@@ -6,6 +6,7 @@ from typing import Protocol
 
 from sqlalchemy import Engine
 
+from core.failpoints import failpoint
 from core.ids import new_id
 from core.logging import get_logger
 from repositories.dispatch import Bell, DispatchRepository
@@ -50,6 +51,7 @@ class Dispatcher:
         with self._engine.begin() as connection:
             repository = DispatchRepository(connection)
             repository.lock()
+            failpoint("dispatch.after_lock")
             nodes = [node for node in repository.nodes() if node.free_slots > 0]
             if not nodes:
                 return 0
@@ -59,7 +61,10 @@ class Dispatcher:
             if not placed:
                 return 0
             bells = repository.dispatch(placed, claim_timeout_seconds=self._policy.claim_timeout_seconds)
+            failpoint("dispatch.before_commit")
+        failpoint("dispatch.after_commit")
         self._ringer.ring(bells)
+        failpoint("dispatch.after_send")
         log.debug("trials_dispatched", count=len(bells))
         return len(bells)
 

@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from core.failpoints import failpoint
 from core.logging import get_logger
 from repositories.log_chunks import Chunk, LogChunkRepository
 
@@ -212,8 +213,12 @@ class LogWriter:
         while not self._stopping:
             self._wake.wait()
             self._wake.clear()
-            while self._store_once():
-                time.sleep(_LINGER_SECONDS)
+            try:
+                while self._store_once():
+                    time.sleep(_LINGER_SECONDS)
+            except Exception:
+                # Without this thread every attempt of the worker would wait for its output to be stored, for ever.
+                log.exception("log_writer_failed")
 
     def _store_once(self) -> bool:
         with self._lock:
@@ -222,11 +227,15 @@ class LogWriter:
         chunks = [chunk for _, part in taken for chunk in part]
         if not chunks:
             return False
-        if self._store(chunks):
-            self._publish(chunks)
-        for pump, part in taken:
-            if part:
-                pump.stored()
+        is_stored = self._store(chunks)
+        try:
+            if is_stored:
+                failpoint("worker.mid_log")
+                self._publish(chunks)
+        finally:
+            for pump, part in taken:
+                if part:
+                    pump.stored()
         return True
 
     def _store(self, chunks: Sequence[Chunk]) -> bool:

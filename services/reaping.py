@@ -3,6 +3,7 @@
 from sqlalchemy import Engine
 
 from core.errors import FailureClass
+from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from repositories.dispatch import DispatchRepository
@@ -41,6 +42,8 @@ class Reaper:
                 if ended:
                     log.warning("sessions_lapsed", count=ended)
             lost = reap_ended_sessions(connection)
+            failpoint("reap.before_commit")
+        failpoint("reap.after_commit")
         if lost:
             log.warning("attempts_lost", count=lost)
         return lost
@@ -58,6 +61,8 @@ class Reaper:
             )
             sweep.cancel_waiting(to_jsonb(CANCELLED.to_json()))
             repository.finish_batches()
+            failpoint("sweep.before_commit")
+        failpoint("sweep.after_commit")
 
     def purge(self) -> None:
         """Delete what has served its time. Not under the dispatch lock: nobody else looks at it."""

@@ -5,6 +5,7 @@ import sys
 from core.config import Settings
 from core.environment import settings_or_exit
 from core.errors import SandmillError
+from core.failpoints import arm_or_exit
 from core.logging import configure_logging
 from workers.process import run_worker
 
@@ -13,6 +14,7 @@ def main() -> None:
     """Read the settings and run until told to stop."""
     settings = settings_or_exit(Settings, program="worker")
     configure_logging(level=settings.log_level, style=settings.log_format)
+    arm_or_exit(program="worker")
     try:
         run_worker(settings)
     except SandmillError as error:

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from core.failpoints import failpoint
 from core.ids import new_id
 from core.logging import get_logger
 from repositories.sessions import HeldAttempt, SessionRepository
@@ -133,6 +134,7 @@ class LeaseKeeper:
                 log.exception("heartbeat_broken")
 
     def _beat(self) -> None:
+        failpoint("heartbeat.before")
         asked = time.monotonic()
         # Taken before the database is asked: what is claimed in between is not mistaken for lost.
         ours = self._registry.claimed()
@@ -140,6 +142,7 @@ class LeaseKeeper:
             repository = SessionRepository(connection)
             renewed = repository.renew(self.session_id, lease_seconds=self._times.lease)
             held = repository.held(self.session_id) if renewed else []
+        failpoint("heartbeat.after")
         if not renewed:
             log.warning("session_lost", session_id=str(self.session_id))
             self._registry.stop_all(StopReason.DISOWNED)

@@ -18,6 +18,7 @@ from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
 from core.errors import RunFailure
+from core.failpoints import failpoint
 from core.logging import get_logger
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import Chunk
@@ -136,6 +137,7 @@ class NodeWorker:
 
     def run_attempt(self, trial_id: UUID, fence: int) -> None:
         """Answer a bell: claim and run, or drop it if it is a duplicate, stale or recalled."""
+        failpoint("worker.received")
         if self._draining or not self._lease.valid:
             return
         control = self._registry.enter(trial_id, fence)
@@ -143,15 +145,18 @@ class NodeWorker:
             return
         try:
             session_id = self._lease.session_id
+            failpoint("worker.before_claim")
             claimed = self._claim(trial_id, fence, session_id)
             if claimed is None:
                 log.debug("bell_dropped", trial_id=str(trial_id), fence=fence)
                 return
             self._registry.mark_claimed(trial_id, fence)
+            failpoint("worker.after_claim")
             self._runner.run(claimed, session_id, control)
             self._ended.append(claimed.attempt_id)
         finally:
             self._registry.leave(trial_id, fence)
+        failpoint("worker.before_ack")
         self._finished.set()
 
     def _claim(self, trial_id: UUID, fence: int, session_id: UUID) -> ClaimedAttempt | None:

@@ -16,6 +16,7 @@ from api.schemas.trials import OutcomeName, TrialStateName, TrialView
 from api.services import Caller, IdempotencyKey, Services, make_identity
 from api.validation import check_schema
 from api.views import to_batch_view, to_cancel_view, to_job_view, to_trial_view
+from core.failpoints import failpoint
 from repositories.trials_read import TrialFilter
 from services.blobs import store_files
 
@@ -51,12 +52,15 @@ def create_batch(
         service = services.batches(connection, caller)
         created = service.create(batch, make_identity(idempotency_key, "batches", value))
         view = to_batch_view(service.get(created.batch_id))
+        failpoint("api.before_commit")
+    failpoint("api.after_commit")
     response.headers["Location"] = f"/v1/batches/{created.batch_id}"
     if created.replayed:
         response.status_code = 200
         response.headers["Idempotent-Replayed"] = "true"
     else:
         services.wake.scheduler()
+    failpoint("api.after_wake")
     return view
 
 

@@ -14,6 +14,7 @@ from api.schemas.jobs import JobRequest
 from api.schemas.pages import Cursor, Limit, Page
 from api.services import Caller, IdempotencyKey, Services, make_identity
 from api.views import to_job_detail, to_job_view
+from core.failpoints import failpoint
 from services.blobs import store_files
 
 __all__ = ["router"]
@@ -46,12 +47,15 @@ def create_job(
         created = service.create(batch, make_identity(idempotency_key, "jobs", value))
         job_id = service.page_jobs_of(created.batch_id, after=None, limit=1)[0].row.id
         view = to_job_detail(service.get_job(job_id))
+        failpoint("api.before_commit")
+    failpoint("api.after_commit")
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     if created.replayed:
         response.status_code = 200
         response.headers["Idempotent-Replayed"] = "true"
     else:
         services.wake.scheduler()
+    failpoint("api.after_wake")
     return view
 
 
