@@ -87,6 +87,7 @@ TRANSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
         (_NEW, TrialState.QUEUED),
         (TrialState.BLOCKED, TrialState.QUEUED),
         (TrialState.BLOCKED, TrialState.FINISHED),
+        (TrialState.QUEUED, TrialState.BLOCKED),
         (TrialState.QUEUED, TrialState.RUNNING),
         (TrialState.QUEUED, TrialState.FINISHED),
         (TrialState.RUNNING, TrialState.QUEUED),

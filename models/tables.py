@@ -19,7 +19,7 @@ from sqlalchemy import (
     desc,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, REAL
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, REAL
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base
@@ -63,16 +63,42 @@ def _one_of(column: str, states: tuple[Any, ...]) -> CheckConstraint:
 
 
 class Tenant(Base):
-    """Who pays and who is isolated from whom."""
+    """Who pays and who is isolated from whom. What the quotas mean: `docs/scheduling.md`; NULL = no such quota."""
 
     __tablename__ = "tenants"
-    __table_args__ = (CheckConstraint("weight > 0", name="weight"),)
+    __table_args__ = (
+        CheckConstraint("weight > 0", name="weight"),
+        CheckConstraint("class BETWEEN 0 AND 9", name="class"),
+        CheckConstraint("max_running >= 0", name="max_running"),
+        CheckConstraint("max_queued >= 0", name="max_queued"),
+        CheckConstraint("max_cpu_millicores >= 0", name="max_cpu_millicores"),
+        CheckConstraint("max_memory_bytes >= 0", name="max_memory_bytes"),
+        CheckConstraint("max_gpu >= 0", name="max_gpu"),
+        CheckConstraint("rate_per_second > 0", name="rate_per_second"),
+        CheckConstraint(
+            "rate_burst IS NULL OR (rate_burst >= 1 AND rate_per_second IS NOT NULL)", name="rate_burst"
+        ),
+        CheckConstraint("budget_period_seconds > 0", name="budget_period_seconds"),
+        CheckConstraint("budget_cpu_seconds >= 0", name="budget_cpu_seconds"),
+        CheckConstraint("(budget_period_seconds IS NULL) = (budget_cpu_seconds IS NULL)", name="budget"),
+        CheckConstraint("guaranteed_share > 0 AND guaranteed_share <= 1", name="guaranteed_share"),
+    )
 
     id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     weight: Mapped[float] = mapped_column(REAL, server_default=text("1"))
+    class_: Mapped[int] = mapped_column("class", SmallInteger, server_default=_ZERO)
     max_running: Mapped[int] = mapped_column(Integer, server_default=text("1000"))
     max_queued: Mapped[int] = mapped_column(Integer, server_default=text("1000000"))
+    max_cpu_millicores: Mapped[int | None]
+    max_memory_bytes: Mapped[int | None]
+    max_gpu: Mapped[int | None] = mapped_column(Integer)
+    rate_per_second: Mapped[float | None] = mapped_column(REAL)
+    rate_burst: Mapped[int | None] = mapped_column(Integer)
+    budget_period_seconds: Mapped[int | None] = mapped_column(Integer)
+    budget_cpu_seconds: Mapped[int | None]
+    guaranteed_share: Mapped[float | None] = mapped_column(REAL)
+    version: Mapped[int] = mapped_column(Integer, server_default=text("1"))
     paused_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
@@ -107,6 +133,7 @@ class Batch(Base):
     __tablename__ = "batches"
     __table_args__ = (
         _one_of("state", tuple(BatchState)),
+        CheckConstraint("max_running >= 1", name="max_running"),
         Index("batches_tenant_id_id_idx", "tenant_id", desc("id")),
         Index("batches_running_idx", "id", postgresql_where=text("state = 'running'")),
     )
@@ -120,6 +147,8 @@ class Batch(Base):
     state: Mapped[str] = mapped_column(server_default=text("'running'"))
     job_count: Mapped[int] = mapped_column(Integer)
     trial_count: Mapped[int] = mapped_column(Integer)
+    max_running: Mapped[int | None] = mapped_column(Integer)
+    max_per_label: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
     cancel_requested_at: Mapped[datetime | None]
     # W3C trace context of the request, so that spans of its attempts join it on whichever machine they run.
     traceparent: Mapped[str | None]
@@ -153,6 +182,9 @@ class Trial(Base):
     """One sample of a job: the unit that queues, is scheduled and owns the outcome.
 
     fence goes up by one with every dispatch. desired is where the user writes; state is the owner's.
+    shape: of trials that want the same of a node and of a queue; decided for all of them at once, so that a tick costs
+    the same however many wait. cap_labels: NULL unless the batch has caps; else the labels that are counted.
+    max_cpu_seconds: what one run can use at most, cores times timeouts.total. node_labels: those the node must have.
     """
 
     __tablename__ = "trials"
@@ -162,15 +194,31 @@ class Trial(Base):
         CheckConstraint("(state = 'finished') = (outcome IS NOT NULL)", name="outcome_at_end"),
         CheckConstraint("desired IN ('run', 'cancel')", name="desired"),
         CheckConstraint("cancel_mode IN ('graceful', 'force')", name="cancel_mode"),
+        CheckConstraint("gpu >= 0", name="gpu"),
         UniqueConstraint("job_id", "index"),
         # Partial, so that each holds only open rows however many are finished.
         Index(
             "trials_ready_idx",
             "tenant_id",
+            "shape",
             desc("priority"),
             "seq",
-            postgresql_include=["cpu_millicores", "memory_bytes"],
             postgresql_where=text("state = 'queued'"),
+        ),
+        Index(
+            "trials_capped_active_idx",
+            "batch_id",
+            postgresql_where=text("cap_labels IS NOT NULL AND state IN ('queued', 'running', 'cancelling')"),
+        ),
+        Index(
+            "trials_capped_waiting_idx",
+            "batch_id",
+            "cap_group",
+            desc("priority"),
+            "seq",
+            postgresql_where=text(
+                "cap_labels IS NOT NULL AND state = 'blocked' AND state_reason = 'concurrency'"
+            ),
         ),
         Index("trials_due_idx", "run_at", postgresql_where=text("state = 'retry_wait'")),
         Index("trials_deadline_idx", "deadline", postgresql_where=text("state <> 'finished'")),
@@ -212,6 +260,22 @@ class Trial(Base):
     runtime: Mapped[str | None]
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
+    gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
+    node_labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    preemptible: Mapped[bool] = mapped_column(server_default=text("false"))
+    max_cpu_seconds: Mapped[float] = mapped_column(DOUBLE_PRECISION, server_default=_ZERO)
+    cap_labels: Mapped[dict[str, Any] | None]
+    shape: Mapped[int | None] = mapped_column(
+        Computed(
+            "hashtextextended(queue || ' ' || coalesce(runtime, '') || ' ' || cpu_millicores::text"
+            " || ' ' || memory_bytes::text || ' ' || gpu::text || ' ' || node_labels::text, 0)",
+            persisted=True,
+        )
+    )
+    cap_group: Mapped[int | None] = mapped_column(
+        Computed("hashtextextended(cap_labels::text, 0)", persisted=True)
+    )
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     queued_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     started_at: Mapped[datetime | None]
@@ -219,19 +283,29 @@ class Trial(Base):
 
 
 class Attempt(Base):
-    """One physical try. The row in state `dispatched` is the outbox record of the bell."""
+    """One physical try. The row in state `dispatched` is the outbox record of the bell.
+
+    desired: the scheduler's wish, as the trial's is the user's. reserved_cpu_seconds: held back from the tenant's
+    budget while the attempt lives, NULL without a budget; charged_at: when its true cost went to `budget_periods`.
+    """
 
     __tablename__ = "attempts"
     __table_args__ = (
         PrimaryKeyConstraint("trial_id", "fence"),
         _one_of("state", tuple(AttemptState)),
+        CheckConstraint("desired IN ('run', 'preempt')", name="desired"),
         # The single most important line of the schema: one live attempt per trial.
         Index("attempts_one_live_idx", "trial_id", unique=True, postgresql_where=_LIVE),
         Index(
             "attempts_live_tenant_idx",
             "tenant_id",
-            postgresql_include=["cpu_millicores", "memory_bytes"],
+            postgresql_include=["cpu_millicores", "memory_bytes", "gpu", "queue"],
             postgresql_where=_LIVE,
+        ),
+        Index(
+            "attempts_uncharged_idx",
+            "tenant_id",
+            postgresql_where=text("reserved_cpu_seconds IS NOT NULL AND charged_at IS NULL"),
         ),
         Index("attempts_live_node_idx", "node_id", postgresql_where=_LIVE),
         Index("attempts_live_session_idx", "session_id", postgresql_where=_LIVE),
@@ -261,8 +335,13 @@ class Attempt(Base):
     session_id: Mapped[UUID | None]
     state: Mapped[str] = mapped_column(server_default=text("'dispatched'"))
     phase: Mapped[str | None]
+    desired: Mapped[str] = mapped_column(server_default=text("'run'"))
+    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
+    gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    reserved_cpu_seconds: Mapped[float | None] = mapped_column(DOUBLE_PRECISION)
+    charged_at: Mapped[datetime | None]
     # While dispatched: to be claimed by. From the claim on: to be running by.
     start_deadline: Mapped[datetime]
     # Set by the start: its steps have to be over by.
@@ -305,7 +384,11 @@ class Sandbox(Base):
 
 
 class Node(Base):
-    """A machine that runs sandboxes. id comes from a file on that machine and outlives every process."""
+    """A machine that runs sandboxes. id comes from a file on that machine and outlives every process.
+
+    images: those its last sandboxes were made from, so they need not be fetched. cordoned_at: gets nothing new.
+    drained_at: besides, gives back what runs.
+    """
 
     __tablename__ = "nodes"
 
@@ -315,7 +398,12 @@ class Node(Base):
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
     slots: Mapped[int] = mapped_column(Integer)
+    gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    images: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    boot_id: Mapped[str | None]
     cordoned_at: Mapped[datetime | None]
+    drained_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
