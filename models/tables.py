@@ -349,6 +349,11 @@ class Attempt(Base):
     # When even its worker has had its time: the scheduler then takes the attempt away. Set by claim and start.
     overdue_at: Mapped[datetime | None]
     last_rung_at: Mapped[datetime | None]
+    # Which step runs and what came of the ones before: what another worker needs to go on with it.
+    progress: Mapped[dict[str, Any] | None]
+    # How often in quick succession it was taken over by the next worker of its node, and when last.
+    adoptions: Mapped[int] = mapped_column(SmallInteger, server_default=_ZERO)
+    adopted_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
     failure: Mapped[dict[str, Any] | None]
     steps: Mapped[list[dict[str, Any]] | None]
@@ -420,12 +425,16 @@ class WorkerSession(Base):
     node_id: Mapped[UUID] = mapped_column(ForeignKey("nodes.id"))
     pid: Mapped[int] = mapped_column(Integer)
     version: Mapped[str]
+    # Of the machine's life between two starts of its kernel: sandboxes do not outlive it.
+    boot_id: Mapped[str | None]
     lease_until: Mapped[datetime]
     beat_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     ended_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
+    # Until then its attempts are left to the session that followed it on the same node. None: they are lost.
+    adoptable_until: Mapped[datetime | None]
 
 
 class StateTransition(Base):
