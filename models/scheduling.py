@@ -38,6 +38,7 @@ class Queue(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     max_running: Mapped[int | None] = mapped_column(Integer)
     paused_at: Mapped[datetime | None]
+    limits_lowered_at: Mapped[datetime | None]  # written by a trigger
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 

@@ -100,6 +100,7 @@ class Tenant(Base):
     guaranteed_share: Mapped[float | None] = mapped_column(REAL)
     version: Mapped[int] = mapped_column(Integer, server_default=text("1"))
     paused_at: Mapped[datetime | None]
+    limits_lowered_at: Mapped[datetime | None]  # written by a trigger
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
@@ -409,6 +410,7 @@ class Node(Base):
     boot_id: Mapped[str | None]
     cordoned_at: Mapped[datetime | None]
     drained_at: Mapped[datetime | None]
+    limits_lowered_at: Mapped[datetime | None]  # written by a trigger
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
