@@ -24,6 +24,7 @@ from core.database import create_database_engine
 from core.environment import settings_or_exit
 from core.failpoints import arm_or_exit
 from core.logging import configure_logging
+from core.tracing import configure_tracing, shut_down_tracing
 from services.log_hub import LogHub
 from services.tenants import Authenticator
 from services.verdicts import known_parsers
@@ -51,6 +52,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        configure_tracing("sandmill-api")
         await anyio.to_thread.run_sync(services.store.sweep)
         services.hub.start()
         try:
@@ -59,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             await services.hub.aclose()
             services.redis.close()
             services.engine.dispose()
+            await anyio.to_thread.run_sync(shut_down_tracing)
 
     app = FastAPI(
         title="Sandmill",

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import error_response
 from api.metrics import ApiMetrics
 from core.logging import get_logger
+from core.tracing import span, tracing_on
 
 __all__ = ["RequestMiddleware"]
 
@@ -53,7 +54,21 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_marked)
+            with span("http.request", parent=_traceparent(scope), kind="server") as current:
+                try:
+                    await self._app(scope, receive, send_marked)
+                finally:
+                    if current is not None:
+                        route, method = _route(scope), _method(scope)
+                        current.update_name(f"{method} {route}")
+                        current.set_attributes(
+                            {
+                                "http.request.method": method,
+                                "http.route": route,
+                                "http.response.status_code": status,
+                                "sandmill.request.id": request_id,
+                            }
+                        )
         except Exception as error:  # the loop's top: whatever escapes becomes one log line and a plain answer
             log.exception("http_request_failed", error=type(error).__name__)
             if status:
@@ -63,8 +78,7 @@ class RequestMiddleware:
             self._record(scope, status, time.monotonic() - started, is_stream=is_stream)
 
     def _record(self, scope: Scope, status: int, seconds: float, *, is_stream: bool) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route, method = _route(scope), _method(scope)
         self._metrics.requests.labels(route, method, str(status)).inc()
         if not is_stream:
             self._metrics.request_seconds.labels(route, method).observe(seconds)
@@ -77,6 +91,20 @@ class RequestMiddleware:
             duration_ms=round(seconds * 1000, 1),
             tenant_id=scope["state"].get("tenant_id"),
         )
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", "unmatched"))
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "other"
+
+
+def _traceparent(scope: Scope) -> str | None:
+    if not tracing_on():
+        return None
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), None)
 
 
 def _request_id(scope: Scope) -> str:

@@ -40,6 +40,16 @@ class Settings(BaseSettings):
         default="info", description="debug, info, warning or error."
     )
 
+    metrics_host: str = Field(
+        default="127.0.0.1", description="Where scheduler and worker tell their metrics, if they have a port."
+    )
+    scheduler_metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of the scheduler's /metrics. Default: not served."
+    )
+    worker_metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of the worker's /metrics. Default: not served."
+    )
+
     api_host: str = Field(default="127.0.0.1", description="Where an API that runs alone listens.")
     api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
     # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.

@@ -33,6 +33,7 @@ WITH claimed AS (
 _CLAIMED = """
 SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, t.seed, t.runtime, t.desired,
        t.cancel_mode, t.infra_losses, t.task_retries, t.job_id, t.batch_id, j.key AS job_key, j.spec,
+       (SELECT b.traceparent FROM batches b WHERE b.id = t.batch_id) AS traceparent,
        extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 """
@@ -130,6 +131,7 @@ class ClaimedAttempt:
     job_key: str
     spec: dict[str, Any]
     total_left_seconds: float | None
+    traceparent: str | None
 
     @property
     def sandbox_name(self) -> str:

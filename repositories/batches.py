@@ -43,6 +43,10 @@ FROM unnest(%(jobs)s::uuid[], %(counts)s::int[], %(firsts)s::int[], %(seeds)s::b
 ORDER BY i.n
 """
 
+_SET_TRACEPARENT = """
+UPDATE batches SET traceparent = %(traceparent)s WHERE id = %(id)s AND tenant_id = %(tenant_id)s
+"""
+
 _COLUMNS = """
 b.id, b.name, b.labels, b.priority, b.state, b.implicit, b.job_count, b.trial_count, b.cancel_requested_at,
 b.created_at, b.finished_at
@@ -177,6 +181,10 @@ class BatchRepository(TenantSqlRepository):
         )
         self._insert_jobs(batch_id, jobs)
         self._insert_trials(batch_id, trials, trial_ids)
+
+    def set_traceparent(self, batch_id: UUID, traceparent: str) -> None:
+        """Keep the trace context of the request, for the spans of the attempts."""
+        self._mine_count(_SET_TRACEPARENT, {"id": batch_id, "traceparent": traceparent})
 
     def find(self, batch_id: UUID) -> BatchRow | None:
         """Look one up."""

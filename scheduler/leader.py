@@ -8,6 +8,7 @@ from sqlalchemy.pool import NullPool
 
 from core.database import to_driver_url
 from core.logging import get_logger
+from core.metrics import LEADER, LEADER_CHANGES
 
 __all__ = ["Leadership"]
 
@@ -55,6 +56,8 @@ class Leadership:
             row = self._connection.exec_driver_sql("SELECT pg_try_advisory_lock(%(lock)s)", lock)
             if row.scalar_one():
                 self.since = time.monotonic()
+                LEADER.set(1)
+                LEADER_CHANGES.inc()
                 log.info("leadership_gained")
         except SQLAlchemyError as error:
             log.warning("leadership_check_failed", error=str(error).splitlines()[0])
@@ -65,6 +68,7 @@ class Leadership:
         if self.held:
             log.info("leadership_lost")
         self.since = None
+        LEADER.set(0)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()

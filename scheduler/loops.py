@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 from core.logging import get_logger
+from core.metrics import LOOP_FAILURES, LOOP_SUCCESS
 
 __all__ = ["Loop"]
 
@@ -72,8 +73,10 @@ class Loop:
         except Exception as error:
             # A loop that ends by an error would stop the service without anybody noticing.
             self.failures += 1
+            LOOP_FAILURES.labels(self.name).inc()
             log.exception("loop_failed", loop=self.name, failures=self.failures, error=str(error))
             self._stopping.wait(self._pause())
             return False
         self.failures = 0
+        LOOP_SUCCESS.labels(self.name).set_to_current_time()
         return again

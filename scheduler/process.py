@@ -10,6 +10,8 @@ from core.broker import create_celery
 from core.config import Settings
 from core.database import create_database_engine
 from core.logging import get_logger
+from core.metrics import serve_metrics
+from core.tracing import configure_tracing, shut_down_tracing
 from scheduler.bells import CeleryBellRinger
 from scheduler.leader import Leadership
 from scheduler.loops import Loop
@@ -74,6 +76,8 @@ class Scheduler:
         """Run until SIGTERM or SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stopping.set())
+        configure_tracing("sandmill-scheduler")
+        serve_metrics(self._settings.metrics_host, self._settings.scheduler_metrics_port)
         for loop in self._loops:
             loop.start()
         listener = threading.Thread(target=self._listen, name="wake", daemon=True)
@@ -88,6 +92,7 @@ class Scheduler:
             loop.stop()
         self._leadership.release()
         self._engine.dispose()
+        shut_down_tracing()
         log.info("scheduler_stopped")
 
     def _dispatch(self) -> bool:

@@ -29,6 +29,8 @@ from core.errors import (
 from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
+from core.metrics import ATTEMPTS, FENCED_WRITES, LOG_BYTES, SANDBOX_START_SECONDS
+from core.tracing import span
 from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
 from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
@@ -74,8 +76,30 @@ class AttemptRunner:
         self._parts = parts
         self._specs = _SpecCache()
 
-    def run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
-        """Run a claimed attempt to its end. Never raises: whatever happens becomes the attempt's failure."""
+    def run(
+        self,
+        claimed: ClaimedAttempt,
+        session_id: UUID,
+        control: AttemptControl,
+        *,
+        rung_by: str | None = None,
+    ) -> None:
+        """Run a claimed attempt to its end. Never raises: whatever happens becomes the attempt's failure.
+
+        rung_by: traceparent of the dispatch that led here.
+        """
+        attributes: dict[str, str | int] = {
+            "sandmill.trial.id": str(claimed.trial_id),
+            "sandmill.attempt.id": str(claimed.attempt_id),
+            "sandmill.attempt.fence": claimed.fence,
+            "sandmill.runtime": claimed.runtime,
+        }
+        with span(
+            "attempt", parent=claimed.traceparent, link=rung_by, kind="consumer", attributes=attributes
+        ):
+            self._run(claimed, session_id, control)
+
+    def _run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
         spec = self._specs.get(claimed)
         logs = self._parts.logs
         pump = logs.open(
@@ -85,6 +109,7 @@ class AttemptRunner:
         try:
             run.execute()
         except _DisownedError:
+            FENCED_WRITES.inc()
             log.warning("attempt_disowned", trial_id=str(claimed.trial_id), fence=claimed.fence)
         except Exception as error:
             log.exception("attempt_not_recorded", trial_id=str(claimed.trial_id), fence=claimed.fence)
@@ -228,9 +253,10 @@ class _Run:
         runtime = self._parts.runtimes.get(claimed.runtime)
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
-        handle = runtime.create(
-            self._sandbox_spec(), timeout_seconds=max(0.1, min(spec.timeouts.start, self._left()))
-        )
+        with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
+            handle = runtime.create(
+                self._sandbox_spec(), timeout_seconds=max(0.1, min(spec.timeouts.start, self._left()))
+            )
         try:
             failpoint("worker.after_create")
             self._control.arm(lambda: runtime.remove(handle))
@@ -285,7 +311,10 @@ class _Run:
                 self._enter_step(step.name, first=number == 0)
                 failpoint("worker.after_start")
                 runner.upload_inputs(step.name)
-                result = runner.run(step)
+                with span(
+                    "step", attributes={"sandmill.step.role": step.role.value, "sandmill.step.number": number}
+                ):
+                    result = runner.run(step)
                 self._steps.append(result)
                 failpoint("worker.after_exit")
                 if self._control.stop.is_set():
@@ -357,6 +386,8 @@ class _Run:
         if not self._write(lambda attempts: attempts.finish(self._claimed, self._session_id, end)):
             raise _DisownedError
         failpoint("worker.after_finish")
+        ATTEMPTS.labels(end.outcome, verdict.failure.cls.value if verdict.failure else "none").inc()
+        LOG_BYTES.inc(summary.stored_bytes)
         log.info(
             "attempt_finished",
             trial_id=str(self._claimed.trial_id),

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from core.blobstore import BlobStore
 from core.errors import NotFoundError, QuotaExceededError
 from core.ids import new_id
+from core.tracing import current_traceparent
 from models.states import Outcome, TrialState
 from repositories.batches import BatchRepository, BatchRow, CancelledTrial, NewJobRow, NewTrials
 from repositories.jobs import JobRepository, JobRow
@@ -109,6 +110,9 @@ class BatchService:
         if trial_count > self._tenants.queue_room(self._tenant_id):
             raise QuotaExceededError("too many trials are queued: wait until some have run")
         self._insert(batch_id, batch, trial_count)
+        context = current_traceparent()
+        if context is not None:
+            self._batches.set_traceparent(batch_id, context)
         return Created(batch_id, replayed=False)
 
     def get(self, batch_id: UUID) -> BatchSummary:

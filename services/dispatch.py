@@ -9,6 +9,8 @@ from sqlalchemy import Engine
 from core.failpoints import failpoint
 from core.ids import new_id
 from core.logging import get_logger
+from core.metrics import DISPATCHED, REAPED, TICK_SECONDS
+from core.tracing import span
 from repositories.dispatch import Bell, DispatchRepository
 from services.placement import place
 
@@ -20,8 +22,11 @@ log = get_logger(__name__)
 class BellRinger(Protocol):
     """Tells a node that an attempt waits for it."""
 
-    def ring(self, bells: Sequence[Bell]) -> None:
-        """Send what can be sent. Never raises: a bell that gets lost is rung again from the database."""
+    def ring(self, bells: Sequence[Bell], *, again: bool = False) -> None:
+        """Send what can be sent. Never raises: a bell that gets lost is rung again from the database.
+
+        again: nobody answered them the first time.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Dispatcher:
         A crash before the commit changes nothing; after it, the attempts in state `dispatched` are the record from
         which `ring_again` rings.
         """
-        with self._engine.begin() as connection:
+        with TICK_SECONDS.time(), self._engine.begin() as connection:
             repository = DispatchRepository(connection)
             repository.lock()
             failpoint("dispatch.after_lock")
@@ -63,7 +68,9 @@ class Dispatcher:
             bells = repository.dispatch(placed, claim_timeout_seconds=self._policy.claim_timeout_seconds)
             failpoint("dispatch.before_commit")
         failpoint("dispatch.after_commit")
-        self._ringer.ring(bells)
+        DISPATCHED.inc(len(bells))
+        with span("dispatch", kind="producer", attributes={"sandmill.bells": len(bells)}):
+            self._ringer.ring(bells)
         failpoint("dispatch.after_send")
         log.debug("trials_dispatched", count=len(bells))
         return len(bells)
@@ -75,7 +82,8 @@ class Dispatcher:
             repository.lock()
             recalled = repository.recall_unclaimed()
             bells = repository.ring_again(age_seconds=self._policy.rering_seconds)
-        self._ringer.ring(bells)
+        self._ringer.ring(bells, again=True)
+        REAPED.labels("recalled").inc(recalled)
         if recalled or bells:
             log.info("bells_rung_again", count=len(bells), recalled=recalled)
         return recalled

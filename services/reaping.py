@@ -6,6 +6,7 @@ from core.errors import FailureClass
 from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
+from core.metrics import REAPED
 from repositories.dispatch import DispatchRepository
 from repositories.sweeping import SweepRepository
 from services.lost_attempts import reap_ended_sessions
@@ -39,11 +40,13 @@ class Reaper:
             repository.lock()
             if lapsed_sessions:
                 ended = repository.end_lapsed_sessions(grace_seconds=self._grace)
+                REAPED.labels("session").inc(ended)
                 if ended:
                     log.warning("sessions_lapsed", count=ended)
             lost = reap_ended_sessions(connection)
             failpoint("reap.before_commit")
         failpoint("reap.after_commit")
+        REAPED.labels("attempt").inc(lost)
         if lost:
             log.warning("attempts_lost", count=lost)
         return lost

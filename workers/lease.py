@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.failpoints import failpoint
 from core.ids import new_id
 from core.logging import get_logger
+from core.metrics import HEARTBEATS
 from repositories.sessions import HeldAttempt, SessionRepository
 from services.attempt_control import StopReason
 from services.lost_attempts import give_back_orphan
@@ -129,8 +130,10 @@ class LeaseKeeper:
             try:
                 self._beat()
             except SQLAlchemyError as error:
+                HEARTBEATS.labels("failed").inc()
                 log.warning("heartbeat_failed", error=str(error).splitlines()[0])
             except Exception:
+                HEARTBEATS.labels("failed").inc()
                 log.exception("heartbeat_broken")
 
     def _beat(self) -> None:
@@ -144,11 +147,13 @@ class LeaseKeeper:
             held = repository.held(self.session_id) if renewed else []
         failpoint("heartbeat.after")
         if not renewed:
+            HEARTBEATS.labels("lost").inc()
             log.warning("session_lost", session_id=str(self.session_id))
             self._registry.stop_all(StopReason.DISOWNED)
             self._open()
             return
         self._good_until = asked + self._times.lease - self._times.margin
+        HEARTBEATS.labels("ok").inc()
         self._compare(held, ours)
         self._on_beat()
 

@@ -20,6 +20,7 @@ from core.database import create_database_engine
 from core.errors import RunFailure
 from core.failpoints import failpoint
 from core.logging import get_logger
+from core.metrics import ATTEMPTS_RUNNING, BELLS, LEFTOVERS
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import Chunk
 from repositories.sessions import SessionRepository
@@ -135,24 +136,32 @@ class NodeWorker:
         self._engine.dispose()
         self._identity.close()
 
-    def run_attempt(self, trial_id: UUID, fence: int) -> None:
-        """Answer a bell: claim and run, or drop it if it is a duplicate, stale or recalled."""
+    def run_attempt(self, trial_id: UUID, fence: int, *, rung_by: str | None = None) -> None:
+        """Answer a bell: claim and run, or drop it if it is a duplicate, stale or recalled.
+
+        rung_by: traceparent of the dispatch, where traces are on.
+        """
         failpoint("worker.received")
         if self._draining or not self._lease.valid:
+            BELLS.labels("refused").inc()
             return
         control = self._registry.enter(trial_id, fence)
         if control is None:
+            BELLS.labels("duplicate").inc()
             return
         try:
             session_id = self._lease.session_id
             failpoint("worker.before_claim")
             claimed = self._claim(trial_id, fence, session_id)
             if claimed is None:
+                BELLS.labels("stale").inc()
                 log.debug("bell_dropped", trial_id=str(trial_id), fence=fence)
                 return
             self._registry.mark_claimed(trial_id, fence)
             failpoint("worker.after_claim")
-            self._runner.run(claimed, session_id, control)
+            BELLS.labels("claimed").inc()
+            with ATTEMPTS_RUNNING.track_inprogress():
+                self._runner.run(claimed, session_id, control, rung_by=rung_by)
             self._ended.append(claimed.attempt_id)
         finally:
             self._registry.leave(trial_id, fence)
@@ -187,10 +196,12 @@ class NodeWorker:
         except RunFailure:
             # One that will not go now is no reason not to work: the next sweep tries again, and fences keep it from
             # counting.
+            LEFTOVERS.labels(runtime.name, "failed").inc()
             log.exception("leftover_not_removed", sandbox=handle.name, runtime=runtime.name)
             return
         with self._statements.connect() as connection:
             SessionRepository(connection).mark_swept(handle.name)
+        LEFTOVERS.labels(runtime.name, "removed").inc()
         log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
 
     def _runs(self, handle: SandboxHandle) -> bool:

@@ -13,6 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.broker import ATTEMPT_TASK, create_celery
 from core.config import Settings
 from core.logging import get_logger
+from core.metrics import serve_metrics
+from core.tracing import configure_tracing, shut_down_tracing, tracing_on
 from runtimes.base import Runtime
 from runtimes.registry import build_runtime
 from workers.identity import NodeIdentity
@@ -35,6 +37,8 @@ def run_worker(settings: Settings) -> None:
         task_events=settings.celery_task_events,
     )
     _connect(app, node)
+    configure_tracing("sandmill-worker", instance=str(identity.id))
+    serve_metrics(settings.metrics_host, settings.worker_metrics_port)
     app.worker_main(
         [
             "worker",
@@ -88,10 +92,17 @@ def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     return runtimes
 
 
+def _traceparent(task: Any) -> str | None:
+    """Give the header a bell may carry. Whatever else is there was not rung by us."""
+    headers = task.request.headers if tracing_on() else None
+    value = headers.get("traceparent") if isinstance(headers, dict) else None
+    return value if isinstance(value, str) else None
+
+
 def _connect(app: Celery, node: NodeWorker) -> None:
-    @app.task(name=ATTEMPT_TASK, ignore_result=True, Request=BellRequest)  # type: ignore[untyped-decorator]  # Celery has no types
-    def run_attempt(trial_id: str, fence: int) -> None:
-        node.run_attempt(UUID(trial_id), fence)
+    @app.task(name=ATTEMPT_TASK, ignore_result=True, bind=True, Request=BellRequest)  # type: ignore[untyped-decorator]  # Celery has no types
+    def run_attempt(task: Any, trial_id: str, fence: int) -> None:
+        node.run_attempt(UUID(trial_id), fence, rung_by=_traceparent(task))
 
     # Ready means: consuming. A session opened earlier would draw bells that nobody answers.
     def on_ready(**_: Any) -> None:
@@ -102,6 +113,7 @@ def _connect(app: Celery, node: NodeWorker) -> None:
 
     def on_shutdown(**_: Any) -> None:
         node.stop()
+        shut_down_tracing()
 
     signals.worker_ready.connect(on_ready, weak=False)
     signals.worker_shutting_down.connect(on_shutting_down, weak=False)

@@ -33,7 +33,7 @@ class Bells:
 
     rung: list[Bell] = field(default_factory=list)
 
-    def ring(self, bells) -> None:
+    def ring(self, bells, *, again: bool = False) -> None:
         self.rung.extend(bells)
 
 

@@ -1,0 +1,125 @@
+"""What scheduler and worker count, and the small server that tells it to Prometheus.
+
+One registry per process. Labels come from closed sets (states, outcomes, names of loops and runtimes), never from ids,
+tenants or clients' words. What each is for, and when to be alarmed: `docs/observability.md`.
+"""
+
+import socket
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from core.errors import UnavailableError
+from core.logging import get_logger
+
+__all__ = [
+    "ATTEMPTS",
+    "ATTEMPTS_RUNNING",
+    "BELLS",
+    "BELLS_RUNG",
+    "DISPATCHED",
+    "FENCED_WRITES",
+    "HEARTBEATS",
+    "LEADER",
+    "LEADER_CHANGES",
+    "LEFTOVERS",
+    "LOG_BYTES",
+    "LOOP_FAILURES",
+    "LOOP_SUCCESS",
+    "REAPED",
+    "REGISTRY",
+    "SANDBOX_START_SECONDS",
+    "TICK_SECONDS",
+    "serve_metrics",
+]
+
+log = get_logger(__name__)
+
+REGISTRY = CollectorRegistry()
+
+_FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_START = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+# Scheduler.
+LEADER = Gauge("sandmill_scheduler_leader", "1 while this scheduler leads.", registry=REGISTRY)
+LEADER_CHANGES = Counter(
+    "sandmill_scheduler_leader_changes", "Times this scheduler began to lead.", registry=REGISTRY
+)
+TICK_SECONDS = Histogram(
+    "sandmill_scheduler_tick_seconds", "One look at the queue.", buckets=_FAST, registry=REGISTRY
+)
+DISPATCHED = Counter("sandmill_trials_dispatched", "Attempts given to a node.", registry=REGISTRY)
+BELLS_RUNG = Counter(
+    "sandmill_bells_rung",
+    "Bells sent: first, again for those nobody answered, failed for those the broker did not take.",
+    ["kind"],
+    registry=REGISTRY,
+)
+REAPED = Counter(
+    "sandmill_reaped",
+    "What the scheduler took back: recalled (never claimed), lost attempts, lapsed sessions.",
+    ["kind"],
+    registry=REGISTRY,
+)
+LOOP_SUCCESS = Gauge(
+    "sandmill_scheduler_loop_last_success_timestamp_seconds",
+    "When each of the scheduler's loops last did its work without an error.",
+    ["loop"],
+    registry=REGISTRY,
+)
+LOOP_FAILURES = Counter(
+    "sandmill_scheduler_loop_failures", "Calls of a loop that raised.", ["loop"], registry=REGISTRY
+)
+
+# Worker.
+ATTEMPTS = Counter(
+    "sandmill_attempts_finished",
+    "Attempts ended by this worker, by outcome and class of failure.",
+    ["outcome", "failure_class"],
+    registry=REGISTRY,
+)
+ATTEMPTS_RUNNING = Gauge("sandmill_attempts_running", "Attempts under way here.", registry=REGISTRY)
+BELLS = Counter(
+    "sandmill_bells_answered",
+    "Bells that came in: claimed, duplicate (already here), stale (not to be claimed), refused (no valid lease).",
+    ["result"],
+    registry=REGISTRY,
+)
+FENCED_WRITES = Counter(
+    "sandmill_fenced_writes",
+    "Writes about an attempt that was not ours any more. Each one is a ghost: look at it.",
+    registry=REGISTRY,
+)
+HEARTBEATS = Counter(
+    "sandmill_heartbeats", "Renewals of the lease: ok, failed, or lost with the session.", ["result"],
+    registry=REGISTRY,
+)  # fmt: skip
+LEFTOVERS = Counter(
+    "sandmill_leftovers",
+    "Sandboxes found that no attempt here runs: removed, or failed to be removed.",
+    ["runtime", "result"],
+    registry=REGISTRY,
+)
+SANDBOX_START_SECONDS = Histogram(
+    "sandmill_sandbox_start_seconds", "Create to answering daemon.", ["runtime"], buckets=_START,
+    registry=REGISTRY,
+)  # fmt: skip
+LOG_BYTES = Counter("sandmill_log_bytes", "Output stored.", registry=REGISTRY)
+
+
+def serve_metrics(host: str, port: int | None) -> WSGIServer | None:
+    """Answer GET /metrics on a thread of its own; None: not asked for.
+
+    host, port: where to listen. Raises UnavailableError that names the setting's kind of value when the port is taken.
+    """
+    if port is None:
+        return None
+    try:
+        server, _ = start_http_server(port, addr=host, registry=REGISTRY)
+    except (OSError, socket.gaierror) as error:
+        message = (
+            f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another metrics port or none"
+        )
+        raise UnavailableError(message) from error
+    log.info("metrics_served", host=host, port=server.server_port)
+    return server
