@@ -1,6 +1,7 @@
 """Imports every module with tables, so that `Base.metadata` is the whole schema."""
 
 import models.dead_letters
+import models.fan_out
 import models.scheduling
 import models.tables
 import models.usage  # noqa: F401 -- imported for what it registers

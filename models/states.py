@@ -12,6 +12,7 @@ __all__ = [
     "WAITING_TRIAL_STATES",
     "AttemptState",
     "BatchState",
+    "NeedOutcome",
     "Outcome",
     "SandboxState",
     "TrialState",
@@ -23,6 +24,7 @@ class TrialState(StrEnum):
     """Where a trial is. `finished` is the only end; how it ended is its outcome."""
 
     BLOCKED = "blocked"
+    PAUSED = "paused"
     QUEUED = "queued"
     RUNNING = "running"
     RETRY_WAIT = "retry_wait"
@@ -44,7 +46,7 @@ class AttemptState(StrEnum):
 
 
 class BatchState(StrEnum):
-    """A batch runs until its last trial is finished."""
+    """A batch runs until it takes no more jobs and its last trial is finished; a retry lets it run again."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -71,6 +73,15 @@ class Outcome(StrEnum):
 WAITING_TRIAL_STATES = (TrialState.BLOCKED, TrialState.QUEUED, TrialState.RETRY_WAIT)
 """Accepted, not finished, and without a live attempt: the API may end it, and its deadlines are the scheduler's."""
 
+
+class NeedOutcome(StrEnum):
+    """How a needed job has to end. `finished` is any end."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    FINISHED = "finished"
+
+
 LIVE_ATTEMPT_STATES = (
     AttemptState.DISPATCHED,
     AttemptState.STARTING,
@@ -84,16 +95,26 @@ _NEW = ""  # the state before the insert
 TRANSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "trial": (
         (_NEW, TrialState.BLOCKED),
+        (_NEW, TrialState.PAUSED),
         (_NEW, TrialState.QUEUED),
+        # A trial of the tail that was cancelled or skipped before it had a row.
+        (_NEW, TrialState.FINISHED),
+        (TrialState.BLOCKED, TrialState.PAUSED),
         (TrialState.BLOCKED, TrialState.QUEUED),
         (TrialState.BLOCKED, TrialState.FINISHED),
         (TrialState.QUEUED, TrialState.BLOCKED),
+        (TrialState.PAUSED, TrialState.BLOCKED),
+        (TrialState.PAUSED, TrialState.QUEUED),
+        (TrialState.PAUSED, TrialState.FINISHED),
+        (TrialState.QUEUED, TrialState.PAUSED),
         (TrialState.QUEUED, TrialState.RUNNING),
         (TrialState.QUEUED, TrialState.FINISHED),
+        (TrialState.RUNNING, TrialState.PAUSED),
         (TrialState.RUNNING, TrialState.QUEUED),
         (TrialState.RUNNING, TrialState.RETRY_WAIT),
         (TrialState.RUNNING, TrialState.CANCELLING),
         (TrialState.RUNNING, TrialState.FINISHED),
+        (TrialState.RETRY_WAIT, TrialState.PAUSED),
         (TrialState.RETRY_WAIT, TrialState.QUEUED),
         (TrialState.RETRY_WAIT, TrialState.FINISHED),
         (TrialState.CANCELLING, TrialState.FINISHED),

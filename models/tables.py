@@ -150,7 +150,15 @@ class Batch(Base):
     trial_count: Mapped[int] = mapped_column(Integer)
     max_running: Mapped[int | None] = mapped_column(Integer)
     max_per_label: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    # More jobs may be appended until it is closed; their defaults are kept for that.
+    is_open: Mapped[bool] = mapped_column(server_default=text("false"))
+    defaults: Mapped[dict[str, Any] | None]
+    paused_at: Mapped[datetime | None]
     cancel_requested_at: Mapped[datetime | None]
+    # The rule that ends a batch early, by outcome, and when and why it did; it does so once.
+    stop_when: Mapped[dict[str, Any] | None]
+    stopped_at: Mapped[datetime | None]
+    stop_reason: Mapped[str | None]
     # W3C trace context of the request, so that spans of its attempts join it on whichever machine they run.
     traceparent: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
@@ -158,12 +166,22 @@ class Batch(Base):
 
 
 class Job(Base):
-    """An immutable spec; `ordinal` is its place in the batch."""
+    """An immutable spec; `ordinal` is its place in the batch.
+
+    tail_count: how many of its trials, the last ones, have no row yet. tail_outcome: what they will end as if the job
+    was cancelled or skipped before they were made. unmet_needs: edges of `job_needs` that still hold it up.
+    """
 
     __tablename__ = "jobs"
     __table_args__ = (
         UniqueConstraint("batch_id", "key"),
+        CheckConstraint("tail_count BETWEEN 0 AND trial_count", name="tail_count"),
+        CheckConstraint("unmet_needs >= 0", name="unmet_needs"),
+        CheckConstraint("tail_outcome IN ('cancelled', 'skipped')", name="tail_outcome"),
+        CheckConstraint("stop IN ('never', 'first_pass', 'first_fail')", name="stop"),
         Index("jobs_tenant_id_id_idx", "tenant_id", desc("id")),
+        Index("jobs_tail_idx", "batch_id", "ordinal", postgresql_where=text("tail_count > 0")),
+        Index("jobs_tail_tenant_idx", "tenant_id", postgresql_where=text("tail_count > 0")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -176,13 +194,22 @@ class Job(Base):
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
     spec: Mapped[dict[str, Any]]
     trial_count: Mapped[int] = mapped_column(Integer)
+    tail_count: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    tail_outcome: Mapped[str | None]
+    tail_reason: Mapped[str | None]
+    unmet_needs: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    is_paused: Mapped[bool] = mapped_column(server_default=text("false"))
+    stop: Mapped[str] = mapped_column(server_default=text("'never'"))
+    stopped_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
 class Trial(Base):
     """One sample of a job: the unit that queues, is scheduled and owns the outcome.
 
-    fence goes up by one with every dispatch. desired is where the user writes; state is the owner's.
+    fence goes up by one with every dispatch. desired is where the user writes; state is the owner's. is_paused: it
+    is not to start, whatever it waits for; while it is `paused` its deadlines stand still. superseded_by: a later retry
+    counts in its place. grade_no goes up with every new grade.
     shape: of trials that want the same of a node and of a queue; decided for all of them at once, so that a tick costs
     the same however many wait. cap_labels: NULL unless the batch has caps; else the labels that are counted.
     max_cpu_seconds: what one run can use at most, cores times timeouts.total. node_labels: those the node must have.
@@ -196,7 +223,8 @@ class Trial(Base):
         CheckConstraint("desired IN ('run', 'cancel')", name="desired"),
         CheckConstraint("cancel_mode IN ('graceful', 'force')", name="cancel_mode"),
         CheckConstraint("gpu >= 0", name="gpu"),
-        UniqueConstraint("job_id", "index"),
+        # One row that counts per sample: all others name the retry that took their place.
+        UniqueConstraint("job_id", "index", "superseded_by", postgresql_nulls_not_distinct=True),
         # Partial, so that each holds only open rows however many are finished.
         Index(
             "trials_ready_idx",
@@ -224,6 +252,11 @@ class Trial(Base):
         Index("trials_due_idx", "run_at", postgresql_where=text("state = 'retry_wait'")),
         Index("trials_deadline_idx", "deadline", postgresql_where=text("state <> 'finished'")),
         Index("trials_open_idx", "batch_id", postgresql_where=text("state <> 'finished'")),
+        Index(
+            "trials_cancelling_idx",
+            "cancel_requested_at",
+            postgresql_where=text("desired = 'cancel' AND state IN ('running', 'cancelling')"),
+        ),
         Index("trials_batch_id_id_idx", "batch_id", "id"),
         Index("trials_tenant_id_id_idx", "tenant_id", desc("id")),
         {"postgresql_with": {"fillfactor": 80}},
@@ -242,6 +275,13 @@ class Trial(Base):
     rewards: Mapped[dict[str, Any] | None]
     desired: Mapped[str] = mapped_column(server_default=text("'run'"))
     cancel_mode: Mapped[str | None]
+    cancel_reason: Mapped[str | None]
+    cancel_requested_at: Mapped[datetime | None]
+    is_paused: Mapped[bool] = mapped_column(server_default=text("false"))
+    paused_at: Mapped[datetime | None]
+    retry_of: Mapped[UUID | None]
+    superseded_by: Mapped[UUID | None]
+    grade_no: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=_ZERO)
     seq: Mapped[int] = mapped_column(Identity(always=True))
     run_at: Mapped[datetime | None]

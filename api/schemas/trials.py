@@ -18,7 +18,7 @@ __all__ = [
     "TrialView",
 ]
 
-TrialStateName = Literal["blocked", "queued", "running", "retry_wait", "cancelling", "finished"]
+TrialStateName = Literal["blocked", "paused", "queued", "running", "retry_wait", "cancelling", "finished"]
 OutcomeName = Literal["passed", "failed", "error", "cancelled", "skipped"]
 
 
