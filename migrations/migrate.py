@@ -17,6 +17,8 @@ __all__ = ["schema_drift", "upgrade"]
 _MIGRATION_LOCK = 0x5A4D_0001
 """Advisory lock: two processes that start at once migrate one after the other."""
 
+_PARTITIONS = "SELECT relname FROM pg_class WHERE relispartition"
+
 
 def upgrade(database_url: str) -> None:
     """Run all missing migrations; does nothing on an up-to-date database.
@@ -41,7 +43,12 @@ def schema_drift(database_url: str) -> list[object]:
     engine = create_engine(to_driver_url(database_url), poolclass=NullPool)
     try:
         with engine.connect() as connection:
-            options = {"compare_type": True, "compare_server_default": False}
+            partitions = set(connection.exec_driver_sql(_PARTITIONS).scalars())
+            options = {
+                "compare_type": True,
+                "compare_server_default": False,
+                "include_name": lambda name, kind, _parents: kind != "table" or name not in partitions,
+            }
             context = MigrationContext.configure(connection, opts=options)
             return list(compare_metadata(context, metadata))
     finally:

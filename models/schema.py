@@ -2,9 +2,12 @@
 
 import models.dead_letters
 import models.fan_out
+import models.retention
+import models.schedules
 import models.scheduling
 import models.tables
-import models.usage  # noqa: F401 -- imported for what it registers
+import models.usage
+import models.webhooks  # noqa: F401 -- imported for what it registers
 from models.base import Base
 
 __all__ = ["metadata"]

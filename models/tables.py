@@ -137,6 +137,8 @@ class Batch(Base):
         CheckConstraint("max_running >= 1", name="max_running"),
         Index("batches_tenant_id_id_idx", "tenant_id", desc("id")),
         Index("batches_running_idx", "id", postgresql_where=text("state = 'running'")),
+        Index("batches_finished_idx", "finished_at", postgresql_where=text("state = 'finished'")),
+        Index("batches_archiving_idx", "id", postgresql_where=text("archiving_at IS NOT NULL")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -163,6 +165,8 @@ class Batch(Base):
     traceparent: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     finished_at: Mapped[datetime | None]
+    # From here on its rows go to the history page by page, so nobody may look at it or change it any more.
+    archiving_at: Mapped[datetime | None]
 
 
 class Job(Base):
@@ -490,10 +494,16 @@ class StateTransition(Base):
 
 
 class TrialEvent(Base):
-    """Append-only history, written by trigger in the statement that changes the state."""
+    """Append-only history, written by trigger in the statement that changes the state.
+
+    Partitioned by the month in which the trial was made (`models.retention`).
+    """
 
     __tablename__ = "trial_events"
-    __table_args__ = (PrimaryKeyConstraint("trial_id", "n"),)
+    __table_args__ = (
+        PrimaryKeyConstraint("trial_id", "n"),
+        {"postgresql_partition_by": "RANGE (trial_id)"},
+    )
 
     trial_id: Mapped[UUID]
     n: Mapped[int] = mapped_column(Identity(always=True))
@@ -507,10 +517,16 @@ class TrialEvent(Base):
 
 
 class LogChunk(Base):
-    """At most 64 KiB of output of one stream; seq is given on the worker and has no gaps."""
+    """At most 64 KiB of output of one stream; seq is given on the worker and has no gaps.
+
+    Partitioned by the month in which the trial was made (`models.retention`).
+    """
 
     __tablename__ = "log_chunks"
-    __table_args__ = (PrimaryKeyConstraint("trial_id", "fence", "seq"),)
+    __table_args__ = (
+        PrimaryKeyConstraint("trial_id", "fence", "seq"),
+        {"postgresql_partition_by": "RANGE (trial_id)"},
+    )
 
     trial_id: Mapped[UUID]
     fence: Mapped[int]
@@ -536,22 +552,34 @@ class LogHead(Base):
 
 
 class Blob(Base):
-    """A content-addressed file a tenant may use. The bytes lie in the blob store, once for all tenants."""
+    """A content-addressed file a tenant may use. The bytes lie in the blob store, once for all tenants.
+
+    used_at: the last time it was sent; what nothing uses is kept for a while after that.
+    """
 
     __tablename__ = "blobs"
-    __table_args__ = (PrimaryKeyConstraint("tenant_id", "digest"),)
+    __table_args__ = (
+        PrimaryKeyConstraint("tenant_id", "digest"),
+        Index("blobs_digest_idx", "digest"),
+        Index("blobs_used_at_idx", "used_at"),
+    )
 
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"))
     digest: Mapped[str]
     size_bytes: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    used_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
 class Artifact(Base):
     """A file collected from the sandbox of an attempt."""
 
     __tablename__ = "artifacts"
-    __table_args__ = (PrimaryKeyConstraint("trial_id", "fence", "path"),)
+    __table_args__ = (
+        PrimaryKeyConstraint("trial_id", "fence", "path"),
+        Index("artifacts_digest_idx", "digest"),
+        Index("artifacts_created_at_idx", "created_at"),
+    )
 
     trial_id: Mapped[UUID]
     fence: Mapped[int]

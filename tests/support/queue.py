@@ -69,6 +69,13 @@ class QueueWorld:
             t=tenant,
             n=count,
         )
+        for item in spec.inputs:
+            if item.blob is not None:
+                self.execute(
+                    "INSERT INTO blobs (tenant_id, digest, size_bytes) VALUES (%(t)s, %(d)s, 1) ON CONFLICT DO NOTHING",
+                    t=tenant,
+                    d=item.blob,
+                )
         self.execute(
             "INSERT INTO jobs (id, tenant_id, batch_id, ordinal, key, kind, digest, spec, trial_count)"
             " VALUES (%(id)s, %(t)s, %(b)s, 0, %(k)s, 'run', %(d)s, %(s)s, %(n)s)",
