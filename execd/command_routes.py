@@ -3,6 +3,7 @@
 from typing import Final
 
 from execd.commands import DEFAULT_GRACE_SECONDS, ExecutionTable
+from execd.errors import CommandMissingError, InvalidQueryError
 from execd.event_streams import STREAM_HEADERS, stream_to_client
 from execd.events import frame
 from execd.exchange import Exchange
@@ -15,6 +16,7 @@ from execd.router import RouteTable
 __all__ = ["CommandRoutes"]
 
 MAX_GRACE_MS: Final = 60_000
+MAX_OFFSET: Final = 2**62
 
 
 class CommandRoutes:
@@ -37,14 +39,20 @@ class CommandRoutes:
         document = parse_json(await exchange.read_body())
         request = command_request(document)
         key = exchange.header(HEADER)
-        if key is None:
-            execution = self._table.start(request)
-        else:
-            execution = self._keys.get_or_start(key, document, lambda: self._table.start(request))
+        offset = exchange.target.whole_number("offset", default=0, maximum=MAX_OFFSET)
+        only_attaches = _only_attaches(exchange)
+
+        def start() -> Execution:
+            if only_attaches:
+                message = f"no command was started with this {HEADER}, or it was forgotten since"
+                raise CommandMissingError(message)
+            return self._table.start(request)
+
+        execution = start() if key is None else self._keys.get_or_start(key, document, start)
         if request.background:
             await _answer_background(exchange, execution)
         else:
-            await stream_to_client(exchange, execution, strip_newlines=self._strip_newlines)
+            await stream_to_client(exchange, execution, strip_newlines=self._strip_newlines, offset=offset)
 
     async def interrupt(self, exchange: Exchange) -> None:
         """DELETE /command; answers when nothing of the command is left."""
@@ -54,6 +62,14 @@ class CommandRoutes:
         )
         await self._table.interrupt(execution_id, grace_seconds=grace_ms / 1000)
         await exchange.reply(200)
+
+
+def _only_attaches(exchange: Exchange) -> bool:
+    """Read the query parameter `attach`. Raises InvalidQueryError."""
+    value = exchange.target.optional("attach")
+    if value not in (None, "only"):
+        raise InvalidQueryError("query parameter 'attach' can only be 'only'")
+    return value is not None
 
 
 async def _answer_background(exchange: Exchange, execution: Execution) -> None:

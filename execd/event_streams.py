@@ -19,17 +19,22 @@ STREAM_HEADERS: Final = (
 
 
 async def stream_to_client(
-    exchange: Exchange, execution: Execution, *, strip_newlines: bool, opening: bytes | None = None
+    exchange: Exchange,
+    execution: Execution,
+    *,
+    strip_newlines: bool,
+    opening: bytes | None = None,
+    offset: int = 0,
 ) -> None:
     """Stream a command to a client for whom it runs: it goes as fast as the client reads, and is killed if it leaves.
 
-    opening: frames to begin with, if not the usual ones.
+    A command that is kept waits for the next client instead. opening: frames to begin with, if not the usual ones.
     """
     relay = Relay(
         execution,
         # However slow the reader: its program waits with it, and the command's own timeout still holds.
         _sender(exchange, patient=True),
-        offset=0,
+        offset=min(offset, execution.log.end),
         opening=opening_frames(execution.id) if opening is None else opening,
         strip_newlines=strip_newlines,
     )

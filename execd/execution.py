@@ -24,6 +24,12 @@ _KILLED_EXIT_CODE: Final = 128 + SIGKILL
 
 MAX_CONTENT_CHARACTERS: Final = 16 * 1024
 
+ABSENCE_BYTES: Final = 1024 * 1024
+"""How far a command that is kept may go on while it has no client."""
+
+REREAD_BYTES: Final = 1280 * 1024
+"""So much of what a client was sent before it left may never have reached its disk: the next one asks for it again."""
+
 _IS_SET: Final = asyncio.Event()
 _IS_SET.set()
 
@@ -50,6 +56,15 @@ def new_execution_id() -> str:
     return raw.hex()
 
 
+class _Absence:
+    """Stands in the place of a client that left a command which is kept. position: how far that one came."""
+
+    window_bytes: Final = ABSENCE_BYTES
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
 class Execution:
     """One command and everything that descends from it, while it runs and after.
 
@@ -62,6 +77,7 @@ class Execution:
 
     __slots__ = (
         "_clients",
+        "_is_kept",
         "_kill",
         "_kills_leftovers",
         "_processes",
@@ -113,6 +129,7 @@ class Execution:
         self.on_finish: Callable[[], None] | None = None
         self.on_release: Callable[[], None] | None = None
         self._kills_leftovers = request.kill_leftovers
+        self._is_kept = request.kept
         self._started = time.monotonic()
         self._was_sent_kill = False
         self._processes: CommandProcesses | None = None
@@ -229,14 +246,21 @@ class Execution:
 
     def attach(self, client: Position) -> None:
         """Add a client for whom it runs: its end is the end of the command, and its pace is the command's."""
+        self._clients = [each for each in self._clients if not isinstance(each, _Absence)]
         self._clients.append(client)
 
     def detach(self, client: Position) -> None:
-        """Take a client away. When the last has gone, a command that still runs is killed, tree and all."""
+        """Take a client away. When the last has gone, a command that still runs is killed, tree and all.
+
+        One that is kept goes on, and waits for the next client before it is too far ahead.
+        """
         if client not in self._clients:
             return
         self._clients.remove(client)
-        if not self._clients and not self.exited.is_set():
+        has_told_all = self.finished.is_set() and client.position >= self.log.end
+        if not self._clients and self._is_kept and not has_told_all:
+            self._clients.append(_Absence(client.position))
+        elif not self._clients and not self.exited.is_set():
             self.kill(EndReason.KILLED_BY_CLIENT)
         self.reader_moved()
         self._release_if_done()
@@ -251,7 +275,10 @@ class Execution:
             self._pump.wake()
 
     def _needed_from(self) -> int | None:
-        return self._clients[0].position if self._clients else None
+        if not self._clients:
+            return None
+        position = self._clients[0].position
+        return max(0, position - REREAD_BYTES) if self._is_kept else position
 
     def _release_if_done(self) -> None:
         if self.on_release is not None and self.finished.is_set() and not self._clients:

@@ -5,6 +5,7 @@ import time
 from signal import Signals
 from typing import Any, Final
 
+from execd.command_routes import MAX_OFFSET
 from execd.commands import ExecutionTable
 from execd.errors import CommandEndedError, InvalidBodyError, InvalidQueryError
 from execd.event_streams import follow
@@ -28,7 +29,6 @@ MAX_WAIT_MS: Final = 600_000
 DEFAULT_OUTPUT_BYTES: Final = 1024 * 1024
 MAX_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 MAX_LISTED: Final = 1000
-_MAX_OFFSET: Final = 2**62
 _LISTED_CONTENT_CHARACTERS: Final = 200
 
 
@@ -89,7 +89,7 @@ class ExecutionRoutes:
             raise InvalidQueryError("id: only commands in the background have logs; see /command/{id}/output")
         log = execution.log
         total = log.total()
-        cursor = exchange.target.whole_number("cursor", default=0, maximum=_MAX_OFFSET)
+        cursor = exchange.target.whole_number("cursor", default=0, maximum=MAX_OFFSET)
         parts: list[bytes] = []
         gaps: list[str] = []
         position = min(cursor, total)
@@ -112,7 +112,7 @@ class ExecutionRoutes:
         stream = target.optional("stream") or "stdout"
         if stream not in STREAMS:
             raise InvalidQueryError(f"query parameter 'stream' is not one of {', '.join(STREAMS)}")
-        offset = target.whole_number("offset", default=0, maximum=_MAX_OFFSET)
+        offset = target.whole_number("offset", default=0, maximum=MAX_OFFSET)
         limit = target.whole_number("limit", default=DEFAULT_OUTPUT_BYTES, maximum=MAX_OUTPUT_BYTES)
         total = execution.log.total(stream)
         if offset > total:
@@ -131,7 +131,7 @@ class ExecutionRoutes:
     async def stream(self, exchange: Exchange) -> None:
         """GET /command/{id}/stream: events from an offset to the end."""
         execution = self._find(exchange)
-        offset = exchange.target.whole_number("offset", default=0, maximum=_MAX_OFFSET)
+        offset = exchange.target.whole_number("offset", default=0, maximum=MAX_OFFSET)
         if offset > execution.log.end:
             raise InvalidQueryError(
                 f"query parameter 'offset' is beyond the {execution.log.end} bytes there are"

@@ -37,6 +37,10 @@ class Position(Protocol):
     def position(self) -> int:
         """Offset in the log of what it has not yet passed on."""
 
+    @property
+    def window_bytes(self) -> int:
+        """How far the command may be ahead of it."""
+
 
 class Pace:
     """Shares out how fast commands without a waiting client are read: all of them together get a fixed rate."""
@@ -170,7 +174,7 @@ class Pump:
             await asyncio.sleep(self._pace.delay(count))
 
     async def _wait_for_room(self) -> None:
-        while (reader := self._waits_for()) and self._log.backlog(reader.position) > WINDOW_BYTES:
+        while (reader := self._waits_for()) and self._log.backlog(reader.position) > reader.window_bytes:
             self._changed.clear()
             await self._changed.wait()
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from execd.events import frame, output_frames, split_lines
 from execd.execution import EndReason, Execution
+from execd.pump import WINDOW_BYTES
 
 __all__ = ["Relay", "opening_frames", "terminal_frame"]
 
@@ -27,8 +28,10 @@ def opening_frames(text: str, **fields: Any) -> bytes:
 class Relay:
     """Sends the events of one execution to one reader.
 
-    position: offset in the log of what was not yet passed on.
+    position: offset in the log of what was not yet passed on. window_bytes: see `pump.Position`.
     """
+
+    window_bytes: Final = WINDOW_BYTES
 
     def __init__(
         self, execution: Execution, send: Send, *, offset: int, opening: bytes, strip_newlines: bool

@@ -41,6 +41,7 @@ class CommandRequest:
     background: bool = False
     merge_stderr: bool = False
     kill_leftovers: bool = False
+    kept: bool = False
     stdin: bytes | None = None
 
 
@@ -63,6 +64,8 @@ def command_request(document: Any) -> CommandRequest:
         raise InvalidBodyError("command: exactly one of command and argv is needed")
     if document.get("stdin") is not None and document.get("stdin_b64") is not None:
         raise InvalidBodyError("stdin_b64: at most one of stdin and stdin_b64 may be given")
+    if request.kept and request.background:
+        raise InvalidBodyError("kept: a command in the background needs no client anyway; leave it out")
     if request.gid is not None and request.uid is None:
         raise InvalidBodyError("gid: needs uid")
     # The protocol has one log for a command in the background.
@@ -191,6 +194,7 @@ _FIELDS: FieldTable = {
     "background": ("background", _flag),
     "merge_stderr": ("merge_stderr", _flag),
     "kill_leftovers": ("kill_leftovers", _flag),
+    "kept": ("kept", _flag),
     "stdin": ("stdin", _input),
     "stdin_b64": ("stdin", _base64),
 }

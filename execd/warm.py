@@ -20,7 +20,7 @@ __all__ = ["answer_once", "warm_up"]
 
 _LATE_MODULES = (
     # What the library loads only when it is needed, from files that a daemon inside a sandbox could not see.
-    "concurrent.futures.thread", "ctypes", "encodings.ascii", "encodings.idna", "encodings.latin_1",
+    "_blake2", "concurrent.futures.thread", "ctypes", "encodings.ascii", "encodings.idna", "encodings.latin_1",
     "encodings.unicode_escape", "encodings.utf_8", "linecache", "stringprep", "traceback", "unicodedata", "warnings",
 )  # fmt: skip
 

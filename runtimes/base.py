@@ -22,6 +22,7 @@ __all__ = [
     "ExecutionClient",
     "FileInfo",
     "FileUpload",
+    "KeptRun",
     "ResourceLimits",
     "Runtime",
     "SandboxHandle",
@@ -140,7 +141,7 @@ class CommandResult:
     """How a command ended. exit_code is None when it did not exit by itself.
 
     signal: number that killed it. timed_out: its own timeout did. interrupted: `stop` was set.
-    error: why it could not be started, in words.
+    error: why it could not be started, in words. missing_bytes: of its output, no longer kept when we came back for it.
     """
 
     exit_code: int | None = None
@@ -149,6 +150,20 @@ class CommandResult:
     interrupted: bool = False
     error: str | None = None
     duration_ms: int = 0
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A command that outlives its client, so that another one can go on with it, also when it has ended meanwhile.
+
+    key: names this run in its sandbox; the same key with the same command attaches to it, and starts nothing twice.
+    offset: bytes of its output, of both streams together, that the caller has already. is_started: only attach.
+    """
+
+    key: str
+    offset: int = 0
+    is_started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +198,12 @@ class ExecutionClient(Protocol):
         on_output: Callable[[StreamName, bytes], None],
         stop: threading.Event | None = None,
         kill_grace_seconds: float = 10.0,
+        kept: KeptRun | None = None,
     ) -> CommandResult:
         """Run in the foreground; returns after the last output. on_output: called in order, in this thread.
 
         When stop is set the command gets TERM, then KILL after the grace, and the result says interrupted.
+        kept: it does not end with this client. Raises NotFoundError if it was to be started already, and was not.
         """
 
     def upload(self, files: Sequence[FileUpload]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from core.errors import ExecdUnreachableError
 from runtimes.base import CommandResult, StreamName
 
-__all__ = ["EventParser", "event_bytes", "result_of"]
+__all__ = ["EventParser", "event_bytes", "missing_bytes", "result_of"]
 
 _MAX_LINE_BYTES = 1 << 20
 """execd cuts output at 64 KiB, which is at most 6 x 64 KiB escaped plus its base64: a longer line is no event."""
@@ -63,6 +63,11 @@ def event_bytes(event: dict[str, Any]) -> tuple[StreamName, bytes] | None:
     except (binascii.Error, ValueError) as error:
         raise ExecdUnreachableError(f"execd sent bad output: {error}") from error
     raise ExecdUnreachableError("execd sent an output event without text")
+
+
+def missing_bytes(event: dict[str, Any]) -> int:
+    """Say how much output a gap event tells of; 0 for every other type."""
+    return max(0, _integer(event.get("missing_bytes")) or 0) if event["type"] == "gap" else 0
 
 
 def result_of(event: dict[str, Any], *, interrupted: bool) -> CommandResult | None:

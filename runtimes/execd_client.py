@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,8 +18,8 @@ from core.errors import (
     PayloadTooLargeError,
     SpecInvalidError,
 )
-from runtimes.base import Command, CommandResult, FileInfo, FileUpload, StreamName
-from runtimes.events import EventParser, event_bytes, result_of
+from runtimes.base import Command, CommandResult, FileInfo, FileUpload, KeptRun, StreamName
+from runtimes.events import EventParser, event_bytes, missing_bytes, result_of
 from runtimes.http_exchange import SILENCE_SECONDS, Exchange, Stopped
 from runtimes.multipart import multipart_body
 
@@ -66,15 +67,24 @@ class HttpExecutionClient:
         on_output: Callable[[StreamName, bytes], None],
         stop: threading.Event | None = None,
         kill_grace_seconds: float = 10.0,
+        kept: KeptRun | None = None,
     ) -> CommandResult:
         """Run in the foreground; see `ExecutionClient.run`.
 
-        If on_output raises, the connection is closed, execd kills the command, and the exception goes on.
+        If on_output raises, the connection is closed, execd kills the command unless it is kept, and the exception
+        goes on.
         """
-        body = json.dumps(_command_json(command)).encode()
         headers = [*self._headers, ("Content-Type", "application/json"), ("Accept", "text/event-stream")]
+        document, target = _command_json(command), "/command"
+        if kept is not None:
+            document["kept"] = True
+            headers.append(("Idempotency-Key", kept.key))
+            target += f"?offset={kept.offset}" + ("&attach=only" if kept.is_started else "")
+        body = json.dumps(document).encode()
         with self._exchange() as exchange:
-            response = exchange.request("POST", "/command", headers=headers, body=body)
+            response = exchange.request("POST", target, headers=headers, body=body)
+            if response.status_code == 404 and kept is not None and kept.is_started:
+                raise NotFoundError("command", kept.key)
             if response.status_code != 200:
                 return _refused_command(exchange, response.status_code)
             run = _Run(self, exchange, on_output, stop, kill_grace_seconds)
@@ -212,6 +222,7 @@ class _Run:
         self._parser = EventParser()
         self._stopped_at: float | None = None
         self._asked = False
+        self._missing = 0
 
     def follow(self) -> CommandResult:
         """Pass on output until the terminal event."""
@@ -267,8 +278,10 @@ class _Run:
                 continue
             if event["type"] == "init":
                 self._id = str(event.get("text", ""))[:128]
+            self._missing += missing_bytes(event)
             result = result_of(event, interrupted=self._asked)
             if result is not None:
+                result = replace(result, missing_bytes=self._missing)
                 break
         if held:
             self._on_output(held_stream, b"".join(held))

@@ -29,6 +29,7 @@ from runtimes.base import (
     CommandResult,
     FileInfo,
     FileUpload,
+    KeptRun,
     Runtime,
     SandboxHandle,
     SandboxSpec,
@@ -207,6 +208,7 @@ class _FakeClient:
         on_output: Callable[[StreamName, bytes], None],
         stop: threading.Event | None = None,
         kill_grace_seconds: float = 10.0,  # noqa: ARG002 -- nothing here resists a kill
+        kept: KeptRun | None = None,  # noqa: ARG002 -- nothing here outlives the process
     ) -> CommandResult:
         """Act out the script's outcome, else the default one."""
         sandbox = self._runtime.live(self._handle)

@@ -19,6 +19,7 @@ class Reader:
     """A client that has passed on nothing yet."""
 
     position: int = 0
+    window_bytes: int = WINDOW_BYTES
 
 
 @pytest.fixture
