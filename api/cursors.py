@@ -52,6 +52,17 @@ class CursorScope:
             raise _bad_cursor()
         return UUID(bytes=position)
 
+    def encode_number(self, last: int) -> str:
+        """Make the cursor that goes on after the row with this number."""
+        return self.encode(last.to_bytes(8, "big"))
+
+    def decode_number(self, cursor: str) -> int:
+        """Give the last row's number."""
+        position = self.decode(cursor)
+        if len(position) != 8:
+            raise _bad_cursor()
+        return int.from_bytes(position, "big") & 0x7FFF_FFFF_FFFF_FFFF
+
     def _check(self, position: bytes) -> bytes:
         return hashlib.sha256(self._scope + b"\0" + position).digest()[:_CHECK_BYTES]
 

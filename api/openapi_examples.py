@@ -5,6 +5,8 @@
 
 from typing import Any, Final
 
+from api.openapi_admin_examples import ADMIN_EXAMPLES
+
 __all__ = ["EXAMPLES", "TEXT_EXAMPLES", "add_response_examples"]
 
 _BATCH = "01a22df2-35d4-7fc7-889d-d5987cdb0c9f"
@@ -118,6 +120,7 @@ def _page(item: dict[str, Any]) -> dict[str, Any]:
 
 
 EXAMPLES: Final[dict[str, Any]] = {
+    **ADMIN_EXAMPLES,
     "AttemptView": _ATTEMPT_VIEW,
     "BatchView": _BATCH_VIEW,
     "BlobView": {"digest": _DIGEST, "size_bytes": 147},

@@ -16,16 +16,16 @@ from api.schemas.fields import PRINTABLE_PATTERN
 from api.validation import JobChecker
 from core.blobstore import BlobStore
 from core.config import Settings
-from core.errors import UnauthenticatedError
+from core.errors import ForbiddenError, UnauthenticatedError
 from services.batches import BatchService
 from services.blobs import BlobService
 from services.idempotency import RequestIdentity, hash_request
 from services.log_hub import LogHub
-from services.tenants import Authenticator, Principal
+from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
 from services.wake import Wake
 
-__all__ = ["ApiServices", "Caller", "FailureLimiter", "IdempotencyKey", "Services", "make_identity"]
+__all__ = ["Admin", "ApiServices", "Caller", "FailureLimiter", "IdempotencyKey", "Services", "make_identity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ _header = APIKeyHeader(
 )
 
 
-def _caller(
+def _key_holder(
     request: Request,
     services: Services,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     header: Annotated[str | None, Security(_header)],
-) -> Principal:
+) -> Principal | Operator:
     key = bearer.credentials if bearer is not None else header
     try:
         principal = services.authenticator.authenticate(key or "")
@@ -108,12 +108,26 @@ def _caller(
         if services.failures.count(request.client.host if request.client else "-"):
             raise TooManyFailuresError("too many calls with a bad key: wait a minute") from None
         raise
-    request.state.tenant_id = principal.tenant_id
     request.state.api_key = key
     return principal
 
 
+def _caller(request: Request, holder: Annotated[Principal | Operator, Depends(_key_holder)]) -> Principal:
+    if isinstance(holder, Operator):
+        raise ForbiddenError("this is an operator's key, which acts for no tenant: use a key of the tenant")
+    request.state.tenant_id = holder.tenant_id
+    return holder
+
+
+def _operator(holder: Annotated[Principal | Operator, Depends(_key_holder)]) -> Operator:
+    if not isinstance(holder, Operator):
+        raise ForbiddenError("only operators may do this: use a key of role admin")
+    return holder
+
+
 Caller = Annotated[Principal, Depends(_caller)]
+
+Admin = Annotated[Operator, Depends(_operator)]
 
 IdempotencyKey = Annotated[
     str | None,

@@ -1,7 +1,10 @@
 """What an empty database needs before the programs start: its schema, a tenant, a key."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from alembic.util import CommandError
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -12,7 +15,7 @@ from launcher.state import Home
 from migrations.migrate import upgrade
 from services import tenants
 
-__all__ = ["create_api_key", "ensure_api_key", "migrate"]
+__all__ = ["create_admin_key", "create_api_key", "ensure_api_key", "migrate"]
 
 _TENANT = "default"
 _SECRET = "api_key"  # noqa: S105 -- the name of a file
@@ -43,11 +46,23 @@ def create_api_key(database_url: str, *, tenant: str, name: str, key: str | None
     key: None makes a new one. Raises StartupError when the database is away, InvalidRequestError for a bad name,
     ConflictError when the key given was revoked or is another tenant's.
     """
+    with _transaction(database_url) as connection:
+        tenant_id = tenants.ensure_tenant(connection, tenant)
+        return tenants.create_api_key(connection, tenant_id, name, key=key)
+
+
+def create_admin_key(database_url: str, *, name: str) -> str:
+    """Store an operator's key; returns its text. Raises StartupError when the database is away."""
+    with _transaction(database_url) as connection:
+        return tenants.create_admin_key(connection, name)
+
+
+@contextmanager
+def _transaction(database_url: str) -> Iterator[Connection]:
     engine = create_engine(to_driver_url(database_url), poolclass=NullPool)
     try:
         with engine.begin() as connection:
-            tenant_id = tenants.ensure_tenant(connection, tenant)
-            return tenants.create_api_key(connection, tenant_id, name, key=key)
+            yield connection
     except SQLAlchemyError as error:
         raise StartupError(f"cannot make an API key: {_first_line(error)}") from error
     finally:

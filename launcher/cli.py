@@ -76,13 +76,18 @@ def migrate() -> None:
 def create_key(
     name: Annotated[str, typer.Argument(help="What the key is for.")],
     tenant: Annotated[str, typer.Option(help="Who it acts for; made if missing.")] = "default",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="A key of an operator, for /v1/admin; it acts for no tenant.")
+    ] = False,
 ) -> None:
     """Make an API key and print it: the only time it can be seen."""
-    from launcher.bootstrap import create_api_key  # noqa: PLC0415
+    from launcher.bootstrap import create_admin_key, create_api_key  # noqa: PLC0415
 
-    typer.echo(
-        create_api_key(read_settings(Settings).database_url.get_secret_value(), tenant=tenant, name=name)
-    )
+    database_url = read_settings(Settings).database_url.get_secret_value()
+    if admin:
+        typer.echo(create_admin_key(database_url, name=name))
+    else:
+        typer.echo(create_api_key(database_url, tenant=tenant, name=name))
 
 
 @app.command()

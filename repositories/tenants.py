@@ -15,8 +15,9 @@ INSERT INTO tenants (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
 _FIND = "SELECT id FROM tenants WHERE name = %(name)s"
 
 _ADD_KEY = """
-INSERT INTO api_keys (id, tenant_id, name, prefix, key_hash)
-VALUES (%(id)s, %(tenant_id)s, %(name)s, %(prefix)s, %(hash)s)
+INSERT INTO api_keys (id, tenant_id, role, name, prefix, key_hash)
+VALUES (%(id)s, %(tenant_id)s, CASE WHEN %(tenant_id)s::bigint IS NULL THEN 'admin' ELSE 'tenant' END, %(name)s,
+        %(prefix)s, %(hash)s)
 ON CONFLICT (key_hash) DO NOTHING
 """
 
@@ -42,10 +43,10 @@ FROM tenants t WHERE t.id = %(tenant_id)s
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """A key that is not revoked. key_hash: SHA-256 of its text."""
+    """A key that is not revoked. tenant_id: None for an operator's. key_hash: SHA-256 of its text."""
 
     key_id: UUID
-    tenant_id: int
+    tenant_id: int | None
     key_hash: bytes
 
 
@@ -55,14 +56,19 @@ class TenantRepository(SqlRepository):
     def ensure(self, name: str) -> int:
         """Give the id of the tenant of this name, made if missing."""
         self._count(_ENSURE, {"name": name})
-        row = self._row(_FIND, {"name": name})
-        if row is None:
+        found = self.find(name)
+        if found is None:
             message = f"tenant {name!r} vanished between two statements"
             raise LookupError(message)
-        return int(row["id"])
+        return found
 
-    def add_key(self, tenant_id: int, *, name: str, prefix: str, key_hash: bytes) -> bool:
-        """Store a key. False: it is there already, this tenant's or another's, live or revoked."""
+    def find(self, name: str) -> int | None:
+        """Give the id of the tenant of this name."""
+        row = self._row(_FIND, {"name": name})
+        return None if row is None else int(row["id"])
+
+    def add_key(self, tenant_id: int | None, *, name: str, prefix: str, key_hash: bytes) -> bool:
+        """Store a key, an operator's if there is no tenant. False: it is there already, whoever's, live or revoked."""
         parameters = {
             "id": new_id(),
             "tenant_id": tenant_id,

@@ -1,4 +1,4 @@
-"""Tenants and their API keys.
+"""Tenants, and API keys: a tenant's acts for that tenant, an operator's for the installation and for no tenant.
 
 A key is `sm_` and 40 random characters, 238 bits. Stored are its SHA-256 and its first ten characters, by which it is
 looked up; so much entropy needs no slow hash.
@@ -20,7 +20,18 @@ from sqlalchemy import Connection, Engine
 from core.errors import ConflictError, InvalidRequestError, UnauthenticatedError
 from repositories.tenants import TenantRepository
 
-__all__ = ["Authenticator", "Principal", "authenticate", "create_api_key", "ensure_tenant", "revoke_api_key"]
+__all__ = [
+    "Authenticator",
+    "Operator",
+    "Principal",
+    "authenticate",
+    "check_tenant_name",
+    "create_admin_key",
+    "create_api_key",
+    "ensure_tenant",
+    "hash_key",
+    "revoke_api_key",
+]
 
 _ALPHABET = string.ascii_letters + string.digits
 _KEY = re.compile(r"sm_[A-Za-z0-9]{40}")
@@ -38,13 +49,25 @@ class Principal:
     key_id: UUID
 
 
-def ensure_tenant(connection: Connection, name: str) -> int:
-    """Give the id of the tenant of this name, made if missing."""
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who runs the installation calls."""
+
+    key_id: UUID
+
+
+def check_tenant_name(name: str) -> str:
+    """Give the name back. Raises InvalidRequestError for one that no tenant can have."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise InvalidRequestError(
             "a tenant name has 1 to 100 letters, digits, '.', '_' and '-'", field="name"
         )
-    return TenantRepository(connection).ensure(name)
+    return name
+
+
+def ensure_tenant(connection: Connection, name: str) -> int:
+    """Give the id of the tenant of this name, made if missing."""
+    return TenantRepository(connection).ensure(check_tenant_name(name))
 
 
 def create_api_key(connection: Connection, tenant_id: int, name: str, *, key: str | None = None) -> str:
@@ -53,14 +76,23 @@ def create_api_key(connection: Connection, tenant_id: int, name: str, *, key: st
     key: None makes a new one; else this one, which may be stored already for the same tenant. Raises
     InvalidRequestError for a key of another form, ConflictError for one that was revoked or belongs to another tenant.
     """
-    text = key if key is not None else "sm_" + "".join(secrets.choice(_ALPHABET) for _ in range(40))
+    text = key if key is not None else _new_key()
     if not _KEY.fullmatch(text):
         raise InvalidRequestError("an API key is 'sm_' and 40 letters or digits", field="key")
     repository = TenantRepository(connection)
-    digest = _hash(text)
+    digest = hash_key(text)
     added = repository.add_key(tenant_id, name=name, prefix=text[:_PREFIX_CHARS], key_hash=digest)
     if not added and repository.key_owner(digest) != tenant_id:
         raise ConflictError("this API key is in use or was revoked", field="key")
+    return text
+
+
+def create_admin_key(connection: Connection, name: str) -> str:
+    """Store a new operator's key and give its text, which is kept nowhere."""
+    text = _new_key()
+    TenantRepository(connection).add_key(
+        None, name=name, prefix=text[:_PREFIX_CHARS], key_hash=hash_key(text)
+    )
     return text
 
 
@@ -69,14 +101,14 @@ def revoke_api_key(connection: Connection, tenant_id: int, key_id: UUID) -> bool
     return TenantRepository(connection).revoke_key(tenant_id, key_id)
 
 
-def authenticate(connection: Connection, key: str) -> Principal:
+def authenticate(connection: Connection, key: str) -> Principal | Operator:
     """Find who a key belongs to. Raises UnauthenticatedError, the same whatever is wrong."""
     if not _KEY.fullmatch(key):
         raise _unauthenticated()
-    digest = _hash(key)
+    digest = hash_key(key)
     for row in TenantRepository(connection).keys(key[:_PREFIX_CHARS]):
         if hmac.compare_digest(row.key_hash, digest):
-            return Principal(row.tenant_id, row.key_id)
+            return Operator(row.key_id) if row.tenant_id is None else Principal(row.tenant_id, row.key_id)
     raise _unauthenticated()
 
 
@@ -88,13 +120,13 @@ class Authenticator:
         self._engine = engine
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._known: dict[bytes, tuple[float, Principal]] = {}
+        self._known: dict[bytes, tuple[float, Principal | Operator]] = {}
 
-    def authenticate(self, key: str) -> Principal:
+    def authenticate(self, key: str) -> Principal | Operator:
         """Find who a key belongs to. Raises UnauthenticatedError."""
         if not _KEY.fullmatch(key):
             raise _unauthenticated()
-        digest = _hash(key)
+        digest = hash_key(key)
         now = self._monotonic()
         with self._lock:
             until, principal = self._known.get(digest, (0.0, None))
@@ -108,8 +140,18 @@ class Authenticator:
             self._known[digest] = (now + _CACHE_SECONDS, principal)
         return principal
 
+    def forget(self) -> None:
+        """Forget all good keys: the next call of each asks the database."""
+        with self._lock:
+            self._known.clear()
 
-def _hash(key: str) -> bytes:
+
+def _new_key() -> str:
+    return "sm_" + "".join(secrets.choice(_ALPHABET) for _ in range(40))
+
+
+def hash_key(key: str) -> bytes:
+    """Give what is stored of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

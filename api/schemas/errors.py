@@ -28,6 +28,7 @@ class ErrorView(ResponseSchema):
 
 _MEANINGS = {
     401: "No valid API key.",
+    403: "The key is of the other role: a tenant's where an operator's is needed, or the other way round.",
     404: "It does not exist, or belongs to another tenant.",
     408: "The body stopped in the middle.",
     409: "The state of the thing, or an Idempotency-Key used for another body, does not allow it.",
@@ -43,5 +44,5 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document these statuses of a route, and those that every route with a key can give."""
     return {
         status: {"model": ErrorView, "description": _MEANINGS[status]}
-        for status in sorted({401, 422, 503, *statuses})
+        for status in sorted({401, 403, 422, 503, *statuses})
     }

@@ -37,7 +37,8 @@ def test_every_operation_is_described(name, operation):
     if "operation" not in operation["tags"]:
         assert {"401", "422", "503"} <= set(operation["responses"])
         assert operation["security"]
-    if name.startswith("POST"):
+    # A verb on one thing, such as POST /v1/admin/nodes/{node_id}/cordon, may need no words.
+    if name.startswith("POST") and "}/" not in name:
         assert operation["requestBody"]["content"]
 
 

@@ -7,11 +7,13 @@ from pydantic import TypeAdapter
 
 from api.openapi_examples import EXAMPLES
 from api.routes.health import HealthView, VersionView
+from api.schemas.admin import AdminEventView, KeyView, NewKeyView, NodeView, QueueView
 from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
 from api.schemas.errors import ErrorView
 from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
 from api.schemas.trials import ArtifactView, AttemptView, TrialDetailView, TrialView
+from api.schemas.usage import UsageView
 from tests.support.launching import REPOSITORY
 
 MODELS = {
@@ -22,7 +24,16 @@ MODELS = {
     "ErrorView": ErrorView,
     "HealthView": HealthView,
     "JobDetail": JobDetail,
+    "KeyView": KeyView,
     "LogPageView": LogPageView,
+    "NewKeyView": NewKeyView,
+    "NodeView": NodeView,
+    "Page_AdminEventView_": Page[AdminEventView],
+    "Page_KeyView_": Page[KeyView],
+    "Page_NodeView_": Page[NodeView],
+    "Page_QueueView_": Page[QueueView],
+    "QueueView": QueueView,
+    "UsageView": UsageView,
     "Page_ArtifactView_": Page[ArtifactView],
     "Page_BatchView_": Page[BatchView],
     "Page_JobView_": Page[JobView],
