@@ -7,7 +7,10 @@ cannot corrupt the machine. Pictures and who may write which move: `docs/states.
 from enum import StrEnum
 
 __all__ = [
+    "BEFORE_THE_GATE",
+    "BEHIND_THE_GATE",
     "LIVE_ATTEMPT_STATES",
+    "READY",
     "TRANSITIONS",
     "WAITING_TRIAL_STATES",
     "AttemptState",
@@ -90,6 +93,20 @@ LIVE_ATTEMPT_STATES = (
     AttemptState.COLLECTING,
 )
 
+READY = "state = 'queued' AND (cap_labels IS NULL OR is_admitted)"
+"""Condition on `trials` for what may be dispatched: word for word that of `trials_ready_idx`."""
+
+BEFORE_THE_GATE = (
+    "cap_labels IS NOT NULL AND ((state = 'blocked' AND state_reason = 'concurrency')"
+    " OR (state = 'queued' AND NOT is_admitted))"
+)
+"""Condition on `trials` for what waits for the caps of its batch: that of `trials_before_gate_idx`."""
+
+BEHIND_THE_GATE = (
+    "cap_labels IS NOT NULL AND (state IN ('running', 'cancelling') OR (state = 'queued' AND is_admitted))"
+)
+"""Condition on `trials` for what counts against the caps of its batch: that of `trials_behind_gate_idx`."""
+
 _NEW = ""  # the state before the insert
 
 TRANSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -102,7 +119,6 @@ TRANSITIONS: dict[str, tuple[tuple[str, str], ...]] = {
         (TrialState.BLOCKED, TrialState.PAUSED),
         (TrialState.BLOCKED, TrialState.QUEUED),
         (TrialState.BLOCKED, TrialState.FINISHED),
-        (TrialState.QUEUED, TrialState.BLOCKED),
         (TrialState.PAUSED, TrialState.BLOCKED),
         (TrialState.PAUSED, TrialState.QUEUED),
         (TrialState.PAUSED, TrialState.FINISHED),

@@ -24,7 +24,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base
 from models.states import (
+    BEFORE_THE_GATE,
+    BEHIND_THE_GATE,
     LIVE_ATTEMPT_STATES,
+    READY,
     AttemptState,
     BatchState,
     Outcome,
@@ -216,6 +219,8 @@ class Trial(Base):
     counts in its place. grade_no goes up with every new grade.
     shape: of trials that want the same of a node and of a queue; decided for all of them at once, so that a tick costs
     the same however many wait. cap_labels: NULL unless the batch has caps; else the labels that are counted.
+    is_admitted: queued within its batch's caps; without that a capped trial is not dispatched, and a trigger takes it
+    away when the trial leaves the queue.
     max_cpu_seconds: what one run can use at most, cores times timeouts.total. node_labels: those the node must have.
     """
 
@@ -236,22 +241,22 @@ class Trial(Base):
             "shape",
             desc("priority"),
             "seq",
-            postgresql_where=text("state = 'queued'"),
+            postgresql_where=text(READY),
         ),
+        Index("trials_behind_gate_idx", "batch_id", postgresql_where=text(BEHIND_THE_GATE)),
         Index(
-            "trials_capped_active_idx",
-            "batch_id",
-            postgresql_where=text("cap_labels IS NOT NULL AND state IN ('queued', 'running', 'cancelling')"),
-        ),
-        Index(
-            "trials_capped_waiting_idx",
+            "trials_before_gate_idx",
             "batch_id",
             "cap_group",
             desc("priority"),
             "seq",
-            postgresql_where=text(
-                "cap_labels IS NOT NULL AND state = 'blocked' AND state_reason = 'concurrency'"
-            ),
+            postgresql_where=text(BEFORE_THE_GATE),
+        ),
+        # What counts against max_queued.
+        Index(
+            "trials_waiting_idx",
+            "tenant_id",
+            postgresql_where=text("state IN ('blocked', 'paused', 'queued', 'retry_wait')"),
         ),
         Index("trials_due_idx", "run_at", postgresql_where=text("state = 'retry_wait'")),
         Index("trials_deadline_idx", "deadline", postgresql_where=text("state <> 'finished'")),
@@ -311,6 +316,7 @@ class Trial(Base):
     preemptible: Mapped[bool] = mapped_column(server_default=text("false"))
     max_cpu_seconds: Mapped[float] = mapped_column(DOUBLE_PRECISION, server_default=_ZERO)
     cap_labels: Mapped[dict[str, Any] | None]
+    is_admitted: Mapped[bool] = mapped_column(server_default=text("false"))
     shape: Mapped[int | None] = mapped_column(
         Computed(
             "hashtextextended(queue || ' ' || coalesce(runtime, '') || ' ' || cpu_millicores::text"

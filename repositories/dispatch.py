@@ -6,9 +6,10 @@ from uuid import UUID
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
+from repositories.fair_share import NodeRoom
 from repositories.nodes import TAKES_WORK
 
-__all__ = ["Bell", "DispatchRepository", "NodeRoom", "QueuedTrial"]
+__all__ = ["Bell", "DispatchRepository"]
 
 _DISPATCH_LOCK = 0x5A4D_0002
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
@@ -16,60 +17,19 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 _LOCK = "SELECT pg_advisory_xact_lock(%(lock)s)"
 
 _NODES = f"""
-WITH usage AS (
-  SELECT node_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory
+WITH held AS (
+  SELECT node_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory,
+         sum(gpu)::int AS gpu
   FROM attempts WHERE {_LIVE} GROUP BY node_id
 )
-SELECT n.id, n.runtimes, n.slots - coalesce(u.n, 0) AS free_slots,
-       n.cpu_millicores, n.memory_bytes,
-       n.cpu_millicores - coalesce(u.cpu, 0) AS free_cpu_millicores,
-       n.memory_bytes - coalesce(u.memory, 0) AS free_memory_bytes
-FROM nodes n LEFT JOIN usage u ON u.node_id = n.id
+SELECT n.id, n.runtimes, n.labels, n.images, n.slots, n.slots - coalesce(h.n, 0) AS free_slots,
+       n.cpu_millicores, n.memory_bytes, n.gpu,
+       n.cpu_millicores - coalesce(h.cpu, 0) AS free_cpu_millicores,
+       n.memory_bytes - coalesce(h.memory, 0) AS free_memory_bytes,
+       n.gpu - coalesce(h.gpu, 0) AS free_gpu
+FROM nodes n LEFT JOIN held h ON h.node_id = n.id
 WHERE {TAKES_WORK}
 ORDER BY n.id
-"""
-
-_PLACEABLE = """q.desired = 'run' AND EXISTS (
-      SELECT 1 FROM shapes s
-      WHERE s.runtime = q.runtime AND s.cpu >= q.cpu_millicores AND s.memory >= q.memory_bytes)"""
-
-# Weighted dominant-resource fair share as progressive filling (queue-design 2.7): the cost follows tenants with work
-# and free slots, not the depth of the queue.
-_PICK = f"""
-WITH RECURSIVE shapes AS MATERIALIZED (
-  SELECT * FROM unnest(%(runtimes)s::text[], %(cpus)s::int[], %(memories)s::bigint[]) AS s(runtime, cpu, memory)
-), active(tenant_id) AS (
-  (SELECT tenant_id FROM trials WHERE state = 'queued' ORDER BY tenant_id LIMIT 1)
-  UNION ALL
-  SELECT (SELECT t.tenant_id FROM trials t WHERE t.state = 'queued' AND t.tenant_id > a.tenant_id
-          ORDER BY t.tenant_id LIMIT 1)
-  FROM active a WHERE a.tenant_id IS NOT NULL
-), usage AS MATERIALIZED (
-  SELECT tenant_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory
-  FROM attempts WHERE {_LIVE} GROUP BY tenant_id
-), eligible AS MATERIALIZED (
-  SELECT t.id AS tenant_id, t.weight, coalesce(u.cpu, 0) AS cpu, coalesce(u.memory, 0) AS memory,
-         least(t.max_running - coalesce(u.n, 0), %(slots)s,
-               greatest(4, 4 * %(slots)s / (SELECT count(*) FROM active)))::int AS room,
-         greatest(coalesce(u.cpu, 0) / %(capacity_cpu)s::float8,
-                  coalesce(u.memory, 0) / %(capacity_memory)s::float8) / t.weight AS share
-  FROM active a JOIN tenants t ON t.id = a.tenant_id LEFT JOIN usage u ON u.tenant_id = t.id
-  WHERE t.paused_at IS NULL AND t.max_running > coalesce(u.n, 0)
-    -- Before the limit: a tenant with nothing that fits now must not stand in the place of one that has.
-    AND EXISTS (SELECT 1 FROM trials q WHERE q.tenant_id = t.id AND q.state = 'queued' AND {_PLACEABLE})
-  ORDER BY share, t.id LIMIT %(slots)s
-), candidates AS (
-  SELECT e.tenant_id, q.*, greatest(
-      (e.cpu + coalesce(sum(q.cpu_millicores) OVER w, 0)) / %(capacity_cpu)s::float8,
-      (e.memory + coalesce(sum(q.memory_bytes) OVER w, 0)) / %(capacity_memory)s::float8) / e.weight AS tag
-  FROM eligible e CROSS JOIN LATERAL (
-    SELECT q.id, q.priority, q.seq, q.runtime, q.cpu_millicores, q.memory_bytes FROM trials q
-    WHERE q.tenant_id = e.tenant_id AND q.state = 'queued' AND {_PLACEABLE}
-    ORDER BY q.priority DESC, q.seq LIMIT e.room) q
-  WINDOW w AS (PARTITION BY e.tenant_id ORDER BY q.priority DESC, q.seq
-               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-)
-SELECT id, runtime, cpu_millicores, memory_bytes FROM candidates ORDER BY tag, tenant_id, seq LIMIT %(slots)s
 """
 
 _DISPATCH = """
@@ -82,13 +42,15 @@ WITH chosen AS (
   UPDATE trials t SET state = 'running', state_reason = NULL, fence = fence + 1, attempts_used = attempts_used + 1
   FROM chosen c JOIN locked l ON l.id = c.trial_id
   WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
-  RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.cpu_millicores, t.memory_bytes, c.node_id, c.attempt_id
+  RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.queue, t.cpu_millicores, t.memory_bytes, t.gpu,
+            t.max_cpu_seconds, c.node_id, c.attempt_id
 )
-INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, cpu_millicores, memory_bytes,
-                      start_deadline, last_rung_at)
-SELECT id, fence, attempt_id, attempts_used, tenant_id, node_id, cpu_millicores, memory_bytes,
+INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, queue, cpu_millicores, memory_bytes, gpu,
+                      reserved_cpu_seconds, start_deadline, last_rung_at)
+SELECT s.id, s.fence, s.attempt_id, s.attempts_used, s.tenant_id, s.node_id, s.queue, s.cpu_millicores, s.memory_bytes,
+       s.gpu, CASE WHEN n.budget_cpu_seconds IS NOT NULL THEN s.max_cpu_seconds END,
        clock_timestamp() + make_interval(secs => %(claim_timeout)s), clock_timestamp()
-FROM started
+FROM started s JOIN tenants n ON n.id = s.tenant_id
 RETURNING trial_id, fence, node_id
 """
 
@@ -130,29 +92,6 @@ DELETE FROM idempotency WHERE (tenant_id, key) IN (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRoom:
-    """A node that takes work, and what is free on it."""
-
-    id: UUID
-    runtimes: frozenset[str]
-    free_slots: int
-    cpu_millicores: int
-    memory_bytes: int
-    free_cpu_millicores: int
-    free_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedTrial:
-    """A trial whose turn it is."""
-
-    id: UUID
-    runtime: str
-    cpu_millicores: int
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Bell:
     """What goes over the broker: which attempt waits on which node, and nothing else."""
 
@@ -174,28 +113,15 @@ class DispatchRepository(SqlRepository):
 
     def nodes(self) -> list[NodeRoom]:
         """All nodes with a live session, with what is free on each."""
-        return [NodeRoom(**{**row, "runtimes": frozenset(row["runtimes"])}) for row in self._rows(_NODES)]
-
-    def pick(self, nodes: Sequence[NodeRoom], *, slots: int) -> list[QueuedTrial]:
-        """Choose at most `slots` trials by fair share, of those that fit on at least one node."""
-        shapes = _shapes(nodes)
-        rows = self._rows(
-            _PICK,
-            {
-                "slots": slots,
-                "capacity_cpu": sum(node.cpu_millicores for node in nodes),
-                "capacity_memory": sum(node.memory_bytes for node in nodes),
-                "runtimes": [runtime for runtime, _, _ in shapes],
-                "cpus": [cpu for _, cpu, _ in shapes],
-                "memories": [memory for _, _, memory in shapes],
-            },
-        )
-        return [QueuedTrial(**row) for row in rows]
+        return [
+            NodeRoom(**{**row, "runtimes": frozenset(row["runtimes"]), "images": frozenset(row["images"])})
+            for row in self._rows(_NODES)
+        ]
 
     def dispatch(
         self, placed: Sequence[tuple[UUID, UUID, UUID]], *, claim_timeout_seconds: float
     ) -> list[Bell]:
-        """Start attempts. placed: (trial, node, new attempt id). Gives those that were still queued."""
+        """Start attempts. placed: (trial, node, new attempt id). Gives those that were still queued, in that order."""
         rows = self._rows(
             _DISPATCH,
             {
@@ -205,7 +131,8 @@ class DispatchRepository(SqlRepository):
                 "claim_timeout": claim_timeout_seconds,
             },
         )
-        return [Bell(**row) for row in rows]
+        turn = {trial: number for number, (trial, _, _) in enumerate(placed)}
+        return sorted((Bell(**row) for row in rows), key=lambda bell: turn[bell.trial_id])
 
     def ring_again(self, *, age_seconds: float) -> list[Bell]:
         """Bells that nobody answered for so long."""
@@ -226,17 +153,3 @@ class DispatchRepository(SqlRepository):
     def finish_batches(self) -> int:
         """Close batches whose last trial is finished."""
         return self._count(_FINISH_BATCHES)
-
-
-def _shapes(nodes: Sequence[NodeRoom]) -> list[tuple[str, int, int]]:
-    """Give (runtime, free cpu, free memory) of the nodes, without those that another covers in both."""
-    shapes = sorted(
-        {(name, n.free_cpu_millicores, n.free_memory_bytes) for n in nodes for name in n.runtimes},
-        reverse=True,
-    )
-    kept: list[tuple[str, int, int]] = []
-    for runtime, cpu, memory in shapes:
-        # Sorted by cpu downwards within a runtime: only more memory than all before makes a shape of its own.
-        if not kept or kept[-1][0] != runtime or memory > kept[-1][2]:
-            kept.append((runtime, cpu, memory))
-    return kept

@@ -7,7 +7,7 @@ from repositories.base import SqlRepository
 __all__ = ["TAKES_WORK", "NodeCapacity", "NodeReadRepository"]
 
 TAKES_WORK = """
-n.cordoned_at IS NULL AND EXISTS (
+n.cordoned_at IS NULL AND n.drained_at IS NULL AND EXISTS (
   SELECT 1 FROM worker_sessions s
   WHERE s.node_id = n.id AND s.ended_at IS NULL AND NOT s.draining AND s.lease_until > clock_timestamp())
 """

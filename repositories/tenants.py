@@ -36,7 +36,8 @@ WHERE id = %(id)s AND tenant_id = %(tenant_id)s AND revoked_at IS NULL
 _QUEUE_ROOM = """
 SELECT t.max_queued - (
   SELECT count(*) FROM (
-    SELECT 1 FROM trials WHERE tenant_id = t.id AND state = 'queued' LIMIT t.max_queued) q) AS room
+    SELECT 1 FROM trials
+    WHERE tenant_id = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q) AS room
 FROM tenants t WHERE t.id = %(tenant_id)s
 """
 
@@ -92,6 +93,6 @@ class TenantRepository(SqlRepository):
         return self._count(_REVOKE, {"id": key_id, "tenant_id": tenant_id}) == 1
 
     def queue_room(self, tenant_id: int) -> int:
-        """How many more trials of this tenant may be queued."""
+        """How many more trials of this tenant may wait, for whatever reason."""
         row = self._row(_QUEUE_ROOM, {"tenant_id": tenant_id})
         return 0 if row is None else int(row["room"])

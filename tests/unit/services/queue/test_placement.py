@@ -3,7 +3,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repositories.dispatch import NodeRoom, QueuedTrial
+from repositories.fair_share import NodeRoom, QueuedTrial
 from services.placement import place
 
 
