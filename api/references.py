@@ -8,6 +8,7 @@ from api.schemas.jobs import (
     InputRequest,
     JobRequest,
     LogRequest,
+    RetryRequest,
     StepRequest,
     VerdictRequest,
 )
@@ -24,6 +25,7 @@ def check_references(job: JobRequest, known_parsers: Collection[str]) -> Iterato
     yield from _check_times(job)
     yield from _check_paths(job.inputs, job.workdir)
     yield from _check_verdict(job.verdict, {step.name for step in job.steps}, known_parsers)
+    yield from _check_rules(job.retry)
 
 
 def _check_steps(steps: Sequence[StepRequest]) -> Iterator[Finding]:
@@ -82,3 +84,33 @@ def _check_verdict(
                 ("verdict", "pass_to_pass", number),
                 "is in fail_to_pass too: a test has one state before the patch",
             )
+
+
+def _check_rules(retry: RetryRequest) -> Iterator[Finding]:
+    """Refuse rules that can never do anything: whoever wrote them expects them to."""
+    budgets = {"task": retry.task.max, "infra": retry.infra.max}
+    catch_all: int | None = None
+    for number, rule in enumerate(retry.rules):
+        when = rule.when
+        if catch_all is not None:
+            yield (
+                ("retry", "rules", number),
+                f"is never reached: retry.rules[{catch_all}] matches every failure",
+            )
+            continue
+        if when.exit_code and when.signal:
+            yield (
+                ("retry", "rules", number, "when"),
+                "no failure has both an exit code and a signal: use two rules",
+            )
+        room = max(budgets[name] for name in when.failure_class or budgets)
+        if rule.action == "retry" and room == 0:
+            names = " and ".join(f"retry.{name}.max" for name in when.failure_class or sorted(budgets))
+            yield (
+                ("retry", "rules", number, "action"),
+                f"allows no retry: {names} is 0, which no rule exceeds",
+            )
+        elif rule.max is not None and rule.max > room:
+            yield ("retry", "rules", number, "max"), f"is more than the budget of the class, which is {room}"
+        if not (when.failure_class or when.code or when.exit_code or when.signal):
+            catch_all = number

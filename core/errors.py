@@ -150,11 +150,15 @@ class UnavailableError(SandmillError):
 
 
 class RunFailure(SandmillError):  # noqa: N818 -- "failure" is the field's word for this family
-    """A trial could not go on; carries the failure class of `jobs.md` 1.4."""
+    """A trial could not go on; carries the failure class of `jobs.md` 1.4.
+
+    retry_after_seconds: whoever refused asked to be left alone for so long; None: nobody did.
+    """
 
     code = "unknown"
     failure_class = FailureClass.INFRA
     retryable = True
+    retry_after_seconds: float | None = None
 
 
 class RuntimeUnavailableError(RunFailure):

@@ -57,7 +57,7 @@ BELLS_RUNG = Counter(
 )
 REAPED = Counter(
     "sandmill_reaped",
-    "What the scheduler took back: recalled (never claimed), lost attempts, lapsed sessions.",
+    "What the scheduler took back: recalled (never claimed), lost and overdue attempts, lapsed sessions.",
     ["kind"],
     registry=REGISTRY,
 )

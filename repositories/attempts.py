@@ -13,13 +13,24 @@ __all__ = ["ArtifactRow", "AttemptEnd", "AttemptRepository", "ClaimedAttempt", "
 _MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
+COLLECT_SECONDS = 300.0
+"""Least time to collect files and judge them once the steps are over; more while the trial's total time lasts."""
+
+_OVERDUE_SECONDS = 60.0
+"""So long after a worker should have ended an attempt by itself, with all its own margins, the scheduler takes it."""
+
 # One statement, one commit: the claim, and the sandbox that is about to be made. A sandbox is in the table before
 # the runtime hears of it, so none is ever forgotten.
-_CLAIM = """
+_CLAIM = f"""
 WITH claimed AS (
   UPDATE attempts a
-  SET state = 'starting', phase = 'create', session_id = %(session_id)s, claimed_at = clock_timestamp()
-  WHERE a.trial_id = %(trial_id)s AND a.fence = %(fence)s AND a.state = 'dispatched' AND a.node_id = %(node_id)s
+  SET state = 'starting', phase = 'create', session_id = %(session_id)s, claimed_at = clock_timestamp(),
+      start_deadline = a.created_at + make_interval(secs => (j.spec #>> '{{timeouts,start}}')::float8),
+      overdue_at = clock_timestamp() + make_interval(secs => (j.spec #>> '{{timeouts,start}}')::float8)
+                   + make_interval(secs => {_OVERDUE_SECONDS})
+  FROM trials t JOIN jobs j ON j.id = t.job_id
+  WHERE t.id = a.trial_id AND a.trial_id = %(trial_id)s AND a.fence = %(fence)s AND a.state = 'dispatched'
+    AND a.node_id = %(node_id)s
     AND EXISTS (SELECT 1 FROM worker_sessions s WHERE s.id = %(session_id)s AND s.ended_at IS NULL
                 AND s.lease_until > clock_timestamp())
   RETURNING a.*
@@ -32,9 +43,10 @@ WITH claimed AS (
 
 _CLAIMED = """
 SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, t.seed, t.runtime, t.desired,
-       t.cancel_mode, t.infra_losses, t.task_retries, t.job_id, t.batch_id, j.key AS job_key, j.spec,
+       t.cancel_mode, t.infra_losses, t.task_retries, t.rule_retries, t.job_id, t.batch_id, j.key AS job_key, j.spec,
        (SELECT b.traceparent FROM batches b WHERE b.id = t.batch_id) AS traceparent,
-       extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds
+       extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds,
+       extract(epoch FROM c.start_deadline - clock_timestamp())::float8 AS start_left_seconds
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 """
 
@@ -44,9 +56,16 @@ _CLAIM_LOOKUP = (
     + f"WHERE c.{_MINE.replace(' AND ', ' AND c.')} AND c.state = 'starting'"
 )
 
+# run_deadline is when the steps have to be over, by the run time of this attempt or the total of the trial.
 _RUNNING = f"""
-WITH mine AS (
-  UPDATE attempts SET state = 'running', phase = %(phase)s, started_at = clock_timestamp()
+WITH until AS (
+  SELECT least(coalesce(t.total_deadline, clock_timestamp() + make_interval(secs => %(total)s)),
+               clock_timestamp() + make_interval(secs => %(run)s)) AS deadline
+  FROM trials t WHERE t.id = %(trial_id)s
+), mine AS (
+  UPDATE attempts SET state = 'running', phase = %(phase)s, started_at = clock_timestamp(), run_deadline = u.deadline,
+    overdue_at = u.deadline + make_interval(secs => %(grace)s + {_OVERDUE_SECONDS})
+  FROM until u
   WHERE {_MINE} AND state = 'starting' RETURNING trial_id
 ), first AS (
   UPDATE trials t SET started_at = clock_timestamp(),
@@ -62,14 +81,21 @@ _PHASE = f"""
 UPDATE attempts SET phase = %(phase)s WHERE {_MINE} AND {_LIVE}
 """
 
+_COLLECT_UNTIL = f"""greatest(t.total_deadline, clock_timestamp() + make_interval(secs => {COLLECT_SECONDS}))
+                 + make_interval(secs => {_OVERDUE_SECONDS})"""
+
 _COLLECTING = f"""
-UPDATE attempts SET state = 'collecting', phase = 'collect'
-WHERE {_MINE} AND state IN ('running', 'stopping')
+UPDATE attempts a SET state = 'collecting', phase = 'collect', overdue_at = {_COLLECT_UNTIL}
+FROM trials t
+WHERE t.id = a.trial_id AND a.{_MINE.replace(" AND ", " AND a.")} AND a.state IN ('running', 'stopping')
 """
 
 _STOPPING = f"""
 WITH mine AS (
-  UPDATE attempts SET state = 'stopping', phase = 'stop' WHERE {_MINE} AND state = 'running' RETURNING trial_id, fence
+  UPDATE attempts a SET state = 'stopping', phase = 'stop', overdue_at = {_COLLECT_UNTIL}
+  FROM trials t
+  WHERE t.id = a.trial_id AND a.{_MINE.replace(" AND ", " AND a.")} AND a.state = 'running'
+  RETURNING a.trial_id, a.fence
 )
 UPDATE trials t SET state = 'cancelling', state_reason = 'cancel'
 FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state = 'running' AND t.desired = 'cancel'
@@ -98,6 +124,7 @@ UPDATE trials t SET
   rewards = %(rewards)s::jsonb,
   run_at = clock_timestamp() + make_interval(secs => %(retry_seconds)s),
   infra_losses = infra_losses + %(infra_loss)s, task_retries = task_retries + %(task_retry)s,
+  rule_retries = coalesce(%(rule_retries)s::int[], rule_retries),
   finished_at = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN clock_timestamp() END
 FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state IN ('running', 'cancelling')
 """
@@ -112,7 +139,11 @@ ON CONFLICT (trial_id, fence, path) DO NOTHING
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAttempt:
-    """All that a worker needs to run one attempt. total_left_seconds: None before the first start."""
+    """All that a worker needs to run one attempt.
+
+    total_left_seconds: until the trial's total deadline; None before the first start. start_left_seconds: until the
+    attempt has to be running. Both by the database's clock, at the claim.
+    """
 
     attempt_id: UUID
     trial_id: UUID
@@ -126,11 +157,13 @@ class ClaimedAttempt:
     cancel_mode: str | None
     infra_losses: int
     task_retries: int
+    rule_retries: list[int] | None
     job_id: UUID
     batch_id: UUID
     job_key: str
     spec: dict[str, Any]
     total_left_seconds: float | None
+    start_left_seconds: float
     traceparent: str | None
 
     @property
@@ -152,8 +185,9 @@ class ArtifactRow:
 class AttemptEnd:
     """The end of an attempt and what becomes of its trial. JSON fields are texts.
 
-    retry_seconds None: the trial is finished; else it waits so long for its next attempt. is_removed: nothing of the
-    sandbox is left.
+    retry_seconds None: the trial is finished; else it waits so long for its next attempt. infra_loss, task_retry: what
+    is added to the trial's own counts; rule_retries: what they are now, by place of the rule, None: as before.
+    is_removed: nothing of the sandbox is left.
     """
 
     outcome: str
@@ -170,6 +204,7 @@ class AttemptEnd:
     retry_seconds: float | None = None
     infra_loss: int = 0
     task_retry: int = 0
+    rule_retries: Sequence[int] | None = None
     is_removed: bool = True
 
 
@@ -201,10 +236,26 @@ class AttemptRepository(SqlRepository):
         return None if row is None else ClaimedAttempt(**row)
 
     def mark_running(
-        self, attempt: ClaimedAttempt, session_id: UUID, *, phase: str, total_seconds: float
+        self,
+        attempt: ClaimedAttempt,
+        session_id: UUID,
+        *,
+        phase: str,
+        total_seconds: float,
+        run_seconds: float | None = None,
+        grace_seconds: float = 0.0,
     ) -> bool:
-        """The sandbox answers. Starts the total deadline at the first start. False: fenced off."""
-        parameters = {**_key(attempt, session_id), "phase": phase, "total": total_seconds}
+        """The sandbox answers. Starts the total deadline at the first start, the run time now. False: fenced off.
+
+        run_seconds None: no limit but the total.
+        """
+        parameters = {
+            **_key(attempt, session_id),
+            "phase": phase,
+            "total": total_seconds,
+            "run": run_seconds,
+            "grace": grace_seconds,
+        }
         return bool(self._rows(_RUNNING, {**parameters, "sandbox": attempt.sandbox_name}))
 
     def mark_phase(self, attempt: ClaimedAttempt, session_id: UUID, phase: str) -> bool:
@@ -222,7 +273,8 @@ class AttemptRepository(SqlRepository):
     def finish(self, attempt: ClaimedAttempt, session_id: UUID, end: AttemptEnd) -> bool:
         """Write the end of the attempt and the trial's next state together. False: fenced off."""
         parameters = {field: getattr(end, field) for field in AttemptEnd.__slots__}
-        parameters |= {**_key(attempt, session_id), "sandbox": attempt.sandbox_name}
+        rules = None if end.rule_retries is None else list(end.rule_retries)
+        parameters |= {**_key(attempt, session_id), "sandbox": attempt.sandbox_name, "rule_retries": rules}
         return self._count(_FINISH, parameters) == 1
 
     def add_artifacts(self, attempt: ClaimedAttempt, rows: Sequence[ArtifactRow]) -> None:

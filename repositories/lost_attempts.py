@@ -1,5 +1,6 @@
-"""SQL of attempts that nobody runs any more: lost with their session, or orphaned within a living one."""
+"""SQL of attempts that nobody runs any more: lost with their session, orphaned within a living one, overdue."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,13 +12,19 @@ __all__ = ["LostAttempt", "LostAttemptRepository"]
 
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
+# Earlier losses are counted from the attempts themselves; the present one is not among them, since a statement does
+# not see its own changes.
 _REMOVED_AND_LOST = """, removed AS (
   UPDATE sandboxes b SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'node_lost'
   FROM lost l WHERE b.trial_id = l.trial_id AND b.fence = l.fence AND b.state <> 'removed'
 )
-SELECT t.id AS trial_id, t.fence, t.desired, t.infra_losses, j.spec -> 'retry' AS retry
+SELECT t.id AS trial_id, t.fence, l.node_id, t.desired, t.infra_losses, t.task_retries, t.rule_retries,
+       j.spec -> 'retry' AS retry, l.was_starting,
+       ARRAY(SELECT p.node_id FROM attempts p WHERE p.trial_id = l.trial_id AND p.fence < l.fence
+             AND p.state = 'lost' AND p.failure ->> 'code' = 'node_lost') AS lost_before_on
 FROM lost l JOIN trials t ON t.id = l.trial_id AND t.fence = l.fence JOIN jobs j ON j.id = t.job_id
 WHERE t.state IN ('running', 'cancelling')
+ORDER BY t.id
 """
 
 _LOSE_WITH_SESSION = f"""
@@ -26,7 +33,7 @@ WITH lost AS (
   SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s::jsonb
   FROM worker_sessions s
   WHERE a.session_id = s.id AND s.ended_at IS NOT NULL AND a.{_LIVE}
-  RETURNING a.trial_id, a.fence
+  RETURNING a.trial_id, a.fence, a.node_id, false AS was_starting
 ){_REMOVED_AND_LOST}"""
 
 # The session lives on, so the reaper would never look at this attempt.
@@ -34,31 +41,60 @@ _LOSE_ORPHAN = f"""
 WITH lost AS (
   UPDATE attempts SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s::jsonb
   WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s AND {_LIVE}
-  RETURNING trial_id, fence
+  RETURNING trial_id, fence, node_id, false AS was_starting
 ){_REMOVED_AND_LOST}"""
 
-_REQUEUE = """
-UPDATE trials SET state = 'queued', state_reason = %(reason)s, infra_losses = infra_losses + 1,
-                  queued_at = clock_timestamp()
+# Of living sessions, too: their worker had all its time, and has not written an end. An attempt that is only
+# dispatched is not here, it is recalled.
+_LOSE_OVERDUE = f"""
+WITH due AS MATERIALIZED (
+  SELECT trial_id, fence, state FROM attempts
+  WHERE {_LIVE} AND state <> 'dispatched' AND overdue_at < clock_timestamp()
+  ORDER BY trial_id LIMIT 1000 FOR UPDATE SKIP LOCKED
+), lost AS (
+  UPDATE attempts a
+  SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error',
+      failure = CASE WHEN d.state = 'starting' THEN %(not_started)s::jsonb ELSE %(not_ended)s::jsonb END
+  FROM due d WHERE a.trial_id = d.trial_id AND a.fence = d.fence
+  RETURNING a.trial_id, a.fence, a.node_id, d.state = 'starting' AS was_starting
+){_REMOVED_AND_LOST}"""
+
+_TRY_AGAIN = """
+UPDATE trials SET
+  state = CASE WHEN %(delay)s::float8 > 0 THEN 'retry_wait' WHEN is_paused THEN 'paused' ELSE 'queued' END,
+  state_reason = %(reason)s,
+  run_at = CASE WHEN %(delay)s::float8 > 0 THEN clock_timestamp() + make_interval(secs => %(delay)s) END,
+  queued_at = clock_timestamp(), infra_losses = %(infra_losses)s, task_retries = %(task_retries)s,
+  rule_retries = %(rule_retries)s::int[]
 WHERE id = %(trial_id)s AND fence = %(fence)s AND state = 'running'
 """
 
 _FINISH = """
 UPDATE trials SET state = 'finished', state_reason = %(reason)s, outcome = %(outcome)s, failure = %(failure)s::jsonb,
-                  infra_losses = infra_losses + 1, finished_at = clock_timestamp()
+                  infra_losses = %(infra_losses)s, finished_at = clock_timestamp()
 WHERE id = %(trial_id)s AND fence = %(fence)s AND state IN ('running', 'cancelling')
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """A trial whose attempt was lost, and what decides on its next try. retry: the job's budget, as stored."""
+    """A trial whose attempt was lost, and what decides on its next try.
+
+    retry: the job's policy, as stored. infra_losses, task_retries, rule_retries: used before this loss. lost_before_on:
+    the nodes that were lost under it earlier, one entry a loss. was_starting: it was not running yet (told of overdue
+    ones only).
+    """
 
     trial_id: UUID
     fence: int
+    node_id: UUID
     desired: str
     infra_losses: int
+    task_retries: int
+    rule_retries: list[int] | None
     retry: dict[str, Any]
+    was_starting: bool
+    lost_before_on: list[UUID]
 
 
 class LostAttemptRepository(SqlRepository):
@@ -76,11 +112,47 @@ class LostAttemptRepository(SqlRepository):
         row = self._row(_LOSE_ORPHAN, parameters)
         return None if row is None else LostAttempt(**row)
 
-    def requeue(self, lost: LostAttempt, *, reason: str) -> None:
-        """Give the trial its next try."""
-        self._count(_REQUEUE, {"trial_id": lost.trial_id, "fence": lost.fence, "reason": reason})
+    def lose_overdue(self, *, not_started: str, not_ended: str) -> list[LostAttempt]:
+        """Mark attempts whose worker let all deadlines pass. Failures: of those not running yet, and of others."""
+        parameters = {"not_started": not_started, "not_ended": not_ended}
+        return [LostAttempt(**row) for row in self._rows(_LOSE_OVERDUE, parameters)]
 
-    def finish(self, lost: LostAttempt, *, outcome: str, reason: str, failure: str) -> None:
+    def try_again(
+        self,
+        lost: LostAttempt,
+        *,
+        reason: str,
+        delay_seconds: float,
+        infra_losses: int,
+        task_retries: int,
+        rule_retries: Sequence[int],
+    ) -> None:
+        """Give the trial its next try, at once or after a delay. The rest: what it has used now."""
+        self._count(
+            _TRY_AGAIN,
+            {
+                "trial_id": lost.trial_id,
+                "fence": lost.fence,
+                "reason": reason,
+                "delay": delay_seconds,
+                "infra_losses": infra_losses,
+                "task_retries": task_retries,
+                "rule_retries": list(rule_retries),
+            },
+        )
+
+    def finish(
+        self, lost: LostAttempt, *, outcome: str, reason: str, failure: str, infra_losses: int
+    ) -> None:
         """End the trial."""
-        parameters = {"trial_id": lost.trial_id, "fence": lost.fence}
-        self._count(_FINISH, {**parameters, "outcome": outcome, "reason": reason, "failure": failure})
+        self._count(
+            _FINISH,
+            {
+                "trial_id": lost.trial_id,
+                "fence": lost.fence,
+                "outcome": outcome,
+                "reason": reason,
+                "failure": failure,
+                "infra_losses": infra_losses,
+            },
+        )

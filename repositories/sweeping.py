@@ -8,12 +8,14 @@ __all__ = ["SweepRepository"]
 _WAITING = f"state IN ({sql_list(WAITING_TRIAL_STATES)})"
 
 _PROMOTE_DUE = """
-UPDATE trials SET state = 'queued', run_at = NULL, queued_at = clock_timestamp()
+UPDATE trials SET state = CASE WHEN is_paused THEN 'paused' ELSE 'queued' END, run_at = NULL,
+                  queued_at = clock_timestamp()
 WHERE id IN (SELECT id FROM trials WHERE state = 'retry_wait' AND desired = 'run' AND run_at <= clock_timestamp()
              ORDER BY run_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
 
-# queue_deadline counts until the first start only; total_deadline is set by that start.
+# The deadlines of a paused trial stand still, so it is not looked at. queue_deadline counts until the first start only;
+# total_deadline is set by that start.
 _EXPIRE = f"""
 UPDATE trials SET state = 'finished', outcome = 'error', finished_at = clock_timestamp(),
   state_reason = CASE WHEN total_deadline <= clock_timestamp() THEN 'total_timeout' ELSE 'queue_timeout' END,
@@ -29,7 +31,7 @@ WHERE id IN (
 _CANCEL_WAITING = f"""
 UPDATE trials SET state = 'finished', outcome = 'cancelled', state_reason = 'cancelled', failure = %(failure)s,
                   finished_at = clock_timestamp()
-WHERE id IN (SELECT id FROM trials WHERE {_WAITING} AND desired = 'cancel'
+WHERE id IN (SELECT id FROM trials WHERE ({_WAITING} OR state = 'paused') AND desired = 'cancel'
              ORDER BY id LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
 

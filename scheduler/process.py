@@ -48,7 +48,11 @@ class Scheduler:
             claim_timeout_seconds=settings.claim_timeout_seconds,
         )
         self._dispatcher = Dispatcher(self._engine, CeleryBellRinger(create_celery(redis_url)), policy)
-        self._reaper = Reaper(self._engine, lease_grace_seconds=settings.lease_grace_seconds)
+        self._reaper = Reaper(
+            self._engine,
+            lease_grace_seconds=settings.lease_grace_seconds,
+            lease_seconds=settings.lease_seconds,
+        )
         self._stopping = threading.Event()
         self._loops = self._build_loops()
 

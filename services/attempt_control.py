@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Literal
 
 from core.errors import RunFailure
 from core.logging import get_logger
@@ -46,10 +47,11 @@ class AttemptControl:
         """Start with nothing to stop."""
         self.stop = threading.Event()
         self.reason: StopReason | None = None
+        self._step_stop = threading.Event()
         self._lock = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._killed = False
-        self._deadline: float | None = None
+        self._deadlines: dict[str, float] = {}
 
     @property
     def disowned(self) -> bool:
@@ -69,26 +71,44 @@ class AttemptControl:
         if late:
             kill()
 
-    def set_deadline(self, seconds: float | None) -> None:
-        """Let `check_deadline` kill so many seconds from now; None: no more."""
+    def begin_step(self) -> threading.Event:
+        """Give what ends the step about to run: any stop of the attempt, or `end_step`."""
         with self._lock:
-            self._deadline = None if seconds is None else time.monotonic() + seconds
+            self._step_stop = threading.Event()
+            if self.stop.is_set():
+                self._step_stop.set()
+            return self._step_stop
+
+    def end_step(self) -> None:
+        """End the step under way, and nothing else: its command gets TERM, then KILL after the grace."""
+        with self._lock:
+            self._step_stop.set()
+
+    def set_deadline(self, seconds: float | None, of: Literal["attempt", "step"] = "step") -> None:
+        """Let `check_deadline` kill so many seconds from now; None: no more. Attempt and step have one each."""
+        with self._lock:
+            if seconds is None:
+                self._deadlines.pop(of, None)
+            else:
+                self._deadlines[of] = time.monotonic() + seconds
 
     def request(self, reason: StopReason) -> None:
         """Stop the attempt. A forced cancel, a deadline and a lost lease kill at once; the strongest reason stays."""
         with self._lock:
             if self.reason is None or _STRENGTH[reason] > _STRENGTH[self.reason]:
                 self.reason = reason
-        self.stop.set()
+            self.stop.set()
+            self._step_stop.set()
         if reason in _KILLING:
             self._kill_now()
 
     def check_deadline(self) -> None:
         """Kill the sandbox if its wall time is over."""
         with self._lock:
-            over = self._deadline is not None and time.monotonic() > self._deadline
+            now = time.monotonic()
+            over = any(now > deadline for deadline in self._deadlines.values())
             if over:
-                self._deadline = None
+                self._deadlines.clear()
         if over:
             self.request(StopReason.DEADLINE)
 

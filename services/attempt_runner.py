@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from enum import Enum
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
@@ -31,7 +31,7 @@ from core.jsonb import to_jsonb
 from core.logging import get_logger
 from core.metrics import ATTEMPTS, FENCED_WRITES, LOG_BYTES, SANDBOX_START_SECONDS
 from core.tracing import span
-from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from repositories.attempts import COLLECT_SECONDS, AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
 from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
@@ -39,7 +39,7 @@ from services.attempt_steps import ArtifactCollector, SandboxSpoiledError, Sandb
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
 from services.outcomes import CANCELLED, Failure, Grade, Outcome, StepResult
-from services.retries import decide_retry
+from services.retries import RetryDecision, TriesUsed, decide_retry
 from services.verdicts import grade, should_continue
 
 __all__ = ["AttemptRunner", "WorkerParts"]
@@ -48,7 +48,18 @@ log = get_logger(__name__)
 
 Result = TypeVar("Result")
 
+_KILL_MARGIN_SECONDS = 10.0
+"""Steps end by execd's hand, then at a deadline of their own; so long after that the attempt's own one comes."""
+
 _SHUTDOWN = Failure(FailureClass.INFRA, "worker_shutdown", "the worker was stopped", retryable=True)
+
+
+class _Phase(Enum):
+    """What a deadline of the attempt is about."""
+
+    START = "start"
+    STEPS = "steps"
+    COLLECT = "collect"
 
 
 class _DisownedError(Exception):
@@ -163,6 +174,9 @@ class _Run:
         self._started = time.monotonic()
         left = claimed.total_left_seconds
         self._deadline = self._started + (spec.timeouts.total if left is None else left)
+        self._start_deadline = self._started + claimed.start_left_seconds
+        self._run_deadline: float | None = None
+        self._phase = _Phase.START
         self._collector: ArtifactCollector | None = None
         self._runner: StepRunner | None = None
         self._is_removed = True
@@ -187,7 +201,15 @@ class _Run:
             self._finish(_no_verdict(Failure(FailureClass.INFRA, "unknown", message, retryable=True)))
 
     def _left(self) -> float:
+        """Seconds that the steps may still take, by the trial's total and the attempt's run time."""
+        until = self._deadline if self._run_deadline is None else min(self._deadline, self._run_deadline)
+        return until - time.monotonic()
+
+    def _total_left(self) -> float:
         return self._deadline - time.monotonic()
+
+    def _start_left(self) -> float:
+        return self._start_deadline - time.monotonic()
 
     def _attempt(self) -> Grade:
         """Give the verdict, or an error outcome that says why there is none."""
@@ -213,11 +235,19 @@ class _Run:
     def _failed(self, error: RunFailure) -> Grade:
         """Blame a failure of the sandbox on who caused it."""
         if isinstance(error, CreateTimeoutError) and self._left() <= 0:
-            return _no_verdict(self._total_timeout())
+            return _no_verdict(self._time_over())
         if isinstance(error, ExecdUnreachableError) and self._has_exhausted_memory():
             message = "the memory limit was reached, and the sandbox's own daemon fell with it"
             return Grade(Outcome.FAILED, Failure(FailureClass.TASK, "oom_limit", message, oom=True))
-        return _no_verdict(Failure(error.failure_class, error.code, error.message, retryable=error.retryable))
+        return _no_verdict(
+            Failure(
+                error.failure_class,
+                error.code,
+                error.message,
+                retryable=error.retryable,
+                retry_after_seconds=error.retry_after_seconds,
+            )
+        )
 
     def _has_exhausted_memory(self) -> bool:
         """Whether the code under test has run and used up all it was allowed."""
@@ -226,42 +256,63 @@ class _Run:
         peak = self._stats.memory_peak_bytes or 0
         return bool(self._stats.oom_kills) or peak >= 0.98 * self._spec.resources.memory_bytes
 
-    def _total_timeout(self) -> Failure:
-        total = self._spec.timeouts.total
-        return Failure(
-            FailureClass.TASK, "total_timeout", f"timeouts.total of {total:g} s was over", timed_out=True
-        )
+    def _time_over(self) -> Failure:
+        """Say which of the times the steps may take is over: that of this attempt, or that of the whole trial."""
+        timeouts = self._spec.timeouts
+        if timeouts.run is not None and self._total_left() > 0:
+            code, text = "run_timeout", f"timeouts.run of {timeouts.run:g} s was over"
+        else:
+            code, text = "total_timeout", f"timeouts.total of {timeouts.total:g} s was over"
+        return Failure(FailureClass.TASK, code, text, timed_out=True)
 
     def _stopped(self) -> Grade:
         match self._control.reason:
             case StopReason.SHUTDOWN:
                 return _no_verdict(_SHUTDOWN)
             case StopReason.DEADLINE:
-                failure = Failure(
-                    FailureClass.INFRA,
-                    "execd_unreachable",
-                    "the sandbox did not end its step at the deadline and was killed from outside",
-                    timed_out=True,
-                    retryable=True,
-                )
-                return _no_verdict(failure)
+                return _no_verdict(self._killed_at_deadline())
             case _:
                 return Grade(Outcome.CANCELLED, CANCELLED)
 
+    def _killed_at_deadline(self) -> Failure:
+        """Describe what did not end by itself: whatever its time limit, execd should have seen to it."""
+        start = self._spec.timeouts.start
+        code, text = {
+            _Phase.START: ("start_timeout", f"not running within timeouts.start of {start:g} s"),
+            _Phase.STEPS: ("execd_unreachable", "the sandbox did not end its step at the deadline"),
+            _Phase.COLLECT: ("execd_unreachable", "the sandbox did not give its files in time"),
+        }[self._phase]
+        message = f"{text}, and was killed from outside"
+        return Failure(FailureClass.INFRA, code, message, timed_out=True, retryable=True)
+
+    def _enter_phase(self, phase: "_Phase") -> None:
+        """Go on, with the time after which the sandbox is killed from outside, whatever stands still."""
+        self._phase = phase
+        margin = self._spec.timeouts.grace + _KILL_MARGIN_SECONDS
+        seconds = {
+            _Phase.START: self._start_left() + margin,
+            _Phase.STEPS: self._left() + margin,
+            # What was cut at the total deadline is collected and judged, too.
+            _Phase.COLLECT: max(self._total_left(), COLLECT_SECONDS),
+        }[phase]
+        self._control.set_deadline(max(0.0, seconds), of="attempt")
+
     def _in_sandbox(self) -> Grade:
-        claimed, spec = self._claimed, self._spec
+        claimed = self._claimed
         runtime = self._parts.runtimes.get(claimed.runtime)
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
         with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
             handle = runtime.create(
-                self._sandbox_spec(), timeout_seconds=max(0.1, min(spec.timeouts.start, self._left()))
+                self._sandbox_spec(), timeout_seconds=max(0.1, min(self._start_left(), self._left()))
             )
         try:
             failpoint("worker.after_create")
             self._control.arm(lambda: runtime.remove(handle))
+            self._enter_phase(_Phase.START)
             return self._run_steps(runtime, handle)
         finally:
+            self._control.set_deadline(None, of="attempt")
             # After this nothing of the attempt runs any more, whatever is written next.
             self._stats = _read_stats(runtime, handle)
             self._is_removed = _remove(runtime, handle)
@@ -302,6 +353,7 @@ class _Run:
             pump=self._pump,
             control=self._control,
             oom_kills=lambda: runtime.stats(handle).oom_kills,
+            cpu_seconds=lambda: runtime.stats(handle).cpu_seconds,
         )
         runner = self._runner = StepRunner(self._spec, tools, env=self._environment(), left=self._left)
         self._collector = ArtifactCollector(tools)
@@ -328,12 +380,23 @@ class _Run:
     def _enter_step(self, name: str, *, first: bool) -> None:
         """Write which step runs now; the first one also moves the attempt to running."""
         if first:
-            total = self._spec.timeouts.total
+            timeouts = self._spec.timeouts
             mine = self._write(
                 lambda attempts: attempts.mark_running(
-                    self._claimed, self._session_id, phase=name, total_seconds=total
+                    self._claimed,
+                    self._session_id,
+                    phase=name,
+                    total_seconds=timeouts.total,
+                    run_seconds=timeouts.run,
+                    grace_seconds=timeouts.grace,
                 )
             )
+            now = time.monotonic()
+            if self._claimed.total_left_seconds is None:
+                self._deadline = now + timeouts.total  # which begins with the first start, not with the claim
+            if timeouts.run is not None:
+                self._run_deadline = now + timeouts.run
+            self._enter_phase(_Phase.STEPS)
         else:
             mine = self._write(lambda attempts: attempts.mark_phase(self._claimed, self._session_id, name))
         if not mine:
@@ -343,6 +406,7 @@ class _Run:
     def _collect_after_stop(self) -> Grade:
         """A graceful cancel still keeps the artifacts, as far as the sandbox gives them."""
         if self._control.reason is StopReason.CANCEL and self._collector is not None:
+            self._enter_phase(_Phase.COLLECT)
             self._write(lambda attempts: attempts.mark_stopping(self._claimed, self._session_id))
             with suppress(RunFailure):
                 for rule in self._spec.artifacts:
@@ -351,6 +415,7 @@ class _Run:
 
     def _collect_and_grade(self, collector: ArtifactCollector) -> Grade:
         spec = self._spec
+        self._enter_phase(_Phase.COLLECT)
         if spec.artifacts or isinstance(spec.verdict, RewardVerdict | JunitVerdict):
             if not self._write(lambda attempts: attempts.mark_collecting(self._claimed, self._session_id)):
                 self._control.request(StopReason.DISOWNED)
@@ -362,7 +427,7 @@ class _Run:
         verdict = grade(spec, self._steps, self._read_log, collector.read)
         if self._left() <= 0 and verdict.failure and verdict.failure.code in {"step_timeout", "step_not_run"}:
             # The step was cut, or never came, because the whole was over, not for its own time.
-            failure = replace(self._total_timeout(), step=verdict.failure.step)
+            failure = replace(self._time_over(), step=verdict.failure.step)
             verdict = replace(verdict, failure=failure)
         for rule in spec.artifacts:
             if rule.when == verdict.outcome.value:
@@ -398,7 +463,7 @@ class _Run:
 
     def _to_end(self, verdict: Grade, summary: LogSummary) -> AttemptEnd:
         failure = verdict.failure
-        retry_seconds, infra_loss, task_retry = self._retry(failure)
+        decision = self._decide(failure)
         usage = {
             "wall_seconds": round(time.monotonic() - self._started, 3),
             "cpu_seconds": self._stats.cpu_seconds,
@@ -417,33 +482,20 @@ class _Run:
             next_seq=summary.next_seq,
             log_bytes=summary.stored_bytes,
             truncated_bytes=summary.truncated_bytes,
-            retry_seconds=retry_seconds,
-            infra_loss=infra_loss,
-            task_retry=task_retry,
+            retry_seconds=decision.delay_seconds if decision and decision.retry else None,
+            infra_loss=decision.used.infra_losses - self._claimed.infra_losses if decision else 0,
+            task_retry=decision.used.task_retries - self._claimed.task_retries if decision else 0,
+            rule_retries=decision.used.rules if decision else None,
             is_removed=self._is_removed,
         )
 
-    def _retry(self, failure: Failure | None) -> tuple[float | None, int, int]:
-        """Give seconds to wait (None: no retry) and what the failure costs of each budget."""
+    def _decide(self, failure: Failure | None) -> RetryDecision | None:
+        """Say what becomes of the trial; None if nothing failed."""
         if failure is None:
-            return None, 0, 0
-        if failure is _SHUTDOWN:
-            # Stopping a worker on purpose costs the trial nothing but time.
-            return 0.0, 0, 0
+            return None
         claimed = self._claimed
-        now = datetime.now(UTC)
-        decision = decide_retry(
-            failure,
-            self._spec.retry,
-            infra_losses=claimed.infra_losses,
-            task_retries=claimed.task_retries,
-            now=now,
-            rng=self._parts.rng,
-        )
-        infra_loss = int(failure.cls is FailureClass.INFRA)
-        if not decision.retry or decision.at is None:
-            return None, infra_loss, 0
-        return (decision.at - now).total_seconds(), infra_loss, int(decision.counts_as == "task")
+        used = TriesUsed(claimed.infra_losses, claimed.task_retries, tuple(claimed.rule_retries or ()))
+        return decide_retry(failure, self._spec.retry, used, rng=self._parts.rng)
 
     def _write(self, action: Callable[[AttemptRepository], Result]) -> Result:
         return self._database(lambda connection: action(AttemptRepository(connection)))

@@ -4,7 +4,7 @@ import fnmatch
 import posixpath
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 from core.blobstore import BlobStore
@@ -20,6 +20,7 @@ from core.logging import get_logger
 from repositories.attempts import ArtifactRow
 from runtimes.base import Command, CommandResult, ExecutionClient, FileInfo, FileUpload, StreamName
 from services.attempt_control import AttemptControl
+from services.idle_watch import IdleWatch
 from services.jobspec import ArtifactRule, Input, JobSpec, PatchStep, Step, StepRole
 from services.log_pump import LogPump
 from services.outcomes import StepResult
@@ -52,13 +53,14 @@ _OUTER_MARGIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SandboxTools:
-    """What the parts of one attempt share. oom_kills: reads the sandbox's counter, None if the host has none."""
+    """What the parts of one attempt share. oom_kills, cpu_seconds: read the sandbox's counters; None: there is none."""
 
     client: ExecutionClient
     blobs: BlobStore
     pump: LogPump
     control: AttemptControl
     oom_kills: Callable[[], int | None]
+    cpu_seconds: Callable[[], float | None]
 
 
 class StepRunner:
@@ -139,21 +141,33 @@ class StepRunner:
             kill_leftovers=step.role is not StepRole.SETUP,
         )
 
+        control = self._tools.control
+        stop = control.begin_step()
+        idle = self._spec.timeouts.idle
+        watch = None if idle is None else self._idle_watch(idle)
+
         def on_output(stream: StreamName, data: bytes) -> None:
+            if watch is not None:
+                watch.note_output()
             self._tools.pump.write(step.name, stream, data)
 
         grace = self._spec.timeouts.grace
-        control = self._tools.control
         control.set_deadline(timeout + grace + _OUTER_MARGIN_SECONDS)
         try:
-            result = self._tools.client.run(
-                command, on_output=on_output, stop=control.stop, kill_grace_seconds=grace
-            )
+            with watch or nullcontext():
+                result = self._tools.client.run(
+                    command, on_output=on_output, stop=stop, kill_grace_seconds=grace
+                )
         finally:
             control.set_deadline(None)
         if result.error is not None:
             self._tools.pump.write(step.name, "stderr", f"{result.error}\n".encode())
-        return _to_step_result(step, result)
+        is_idle = watch is not None and watch.has_fired and result.interrupted and not control.stop.is_set()
+        return _to_step_result(step, result, is_idle=is_idle)
+
+    def _idle_watch(self, limit_seconds: float) -> IdleWatch:
+        tools = self._tools
+        return IdleWatch(limit_seconds, cpu_seconds=tools.cpu_seconds, on_idle=tools.control.end_step)
 
     def _patch(self, step: Step, patch: PatchStep) -> StepResult:
         """Apply the patch out here, on bytes fetched through execd: the image needs no tool for it."""
@@ -210,14 +224,15 @@ class StepRunner:
             return None
 
 
-def _to_step_result(step: Step, result: CommandResult) -> StepResult:
+def _to_step_result(step: Step, result: CommandResult, *, is_idle: bool) -> StepResult:
     return StepResult(
         step.name,
         step.role,
         exit_code=result.exit_code,
         signal=result.signal,
-        timed_out=result.timed_out,
+        timed_out=result.timed_out or is_idle,
         error=result.error,
+        is_idle=is_idle,
     )
 
 

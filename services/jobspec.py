@@ -16,6 +16,7 @@ from pydantic_core import to_jsonable_python
 
 __all__ = [
     "ArtifactRule",
+    "Backoff",
     "ExitCodeVerdict",
     "Input",
     "JobSpec",
@@ -24,6 +25,7 @@ __all__ = [
     "PatchStep",
     "Resources",
     "RetryBudget",
+    "RetryRule",
     "RewardVerdict",
     "Step",
     "StepRole",
@@ -142,14 +144,17 @@ Verdict = ExitCodeVerdict | RewardVerdict | JunitVerdict | LogVerdict
 class Timeouts:
     """Seconds, all enforced by the server.
 
-    queue: accepted to first start. start: claim to running. total: first start to end, over all attempts.
-    grace: TERM to KILL.
+    Of the trial: queue, accepted to first start; total, first start to end, over all attempts. Of each attempt: start,
+    dispatch to running, pulling the image included; run, running to the end of its steps; idle, how long a step may
+    neither print nor compute. grace: TERM to KILL. None: no such limit.
     """
 
     queue: float = 86400.0
     start: float = 120.0
     total: float = 7200.0
     grace: float = 10.0
+    run: float | None = None
+    idle: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +175,54 @@ class TrialPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds to wait before the next try: at most initial * factor ** tries used, and never more than cap."""
+
+    initial: float = 1.0
+    factor: float = 2.0
+    cap: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """What to do about failures that match in every respect it names; an empty one is not looked at.
+
+    classes: of FailureClass. exit_codes: ranges, both ends included. signals: numbers. retry False: end the trial.
+    max: most retries by this rule, within the budget of the failure's class. backoff None: that of the policy.
+    """
+
+    classes: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    exit_codes: tuple[tuple[int, int], ...] = ()
+    signals: tuple[int, ...] = ()
+    retry: bool = True
+    max: int | None = None
+    backoff: Backoff | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """Extra attempts. infra failures and task failures have budgets apart. Seconds for the backoff."""
+    """Extra attempts. infra failures and task failures have budgets apart. Seconds for the backoff.
+
+    rules: the first that matches a failure decides about it; without one its class does.
+    """
 
     infra_max: int = 3
     task_max: int = 0
     initial_seconds: float = 1.0
     factor: float = 2.0
     cap_seconds: float = 60.0
+    rules: tuple[RetryRule, ...] = ()
+
+    @property
+    def backoff(self) -> Backoff:
+        """Of every retry whose rule has none of its own."""
+        return Backoff(self.initial_seconds, self.factor, self.cap_seconds)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RetryBudget":
+        """Read `retry` of a stored spec. Raises KeyError or TypeError on anything else."""
+        return cls(**{**value, "rules": tuple(_rule(rule) for rule in value.get("rules", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +269,7 @@ class JobSpec:
             artifacts=tuple(ArtifactRule(**item) for item in rest.pop("artifacts")),
             verdict=_verdict(rest.pop("verdict")),
             trials=TrialPlan(**rest.pop("trials")),
-            retry=RetryBudget(**rest.pop("retry")),
+            retry=RetryBudget.from_json(rest.pop("retry")),
             **rest,
         )
 
@@ -244,6 +289,19 @@ def _step(value: Mapping[str, Any]) -> Step:
         role=StepRole(rest.pop("role")),
         patch=None if patch is None else PatchStep(**patch),
         argv=None if argv is None else tuple(argv),
+        **rest,
+    )
+
+
+def _rule(value: Mapping[str, Any]) -> RetryRule:
+    rest = dict(value)
+    backoff = rest.pop("backoff")
+    return RetryRule(
+        classes=tuple(rest.pop("classes")),
+        codes=tuple(rest.pop("codes")),
+        exit_codes=tuple((low, high) for low, high in rest.pop("exit_codes")),
+        signals=tuple(rest.pop("signals")),
+        backoff=None if backoff is None else Backoff(**backoff),
         **rest,
     )
 

@@ -58,7 +58,8 @@ class StepResult:
     """How one step ended, as seen from outside the sandbox.
 
     exit_code: None when the step was killed or never started. signal: the number that ended it. oom: the sandbox's own
-    memory limit killed something while the step ran. error: why the step could not be started; None if it ran.
+    memory limit killed something while the step ran. error: why the step could not be started; None if it ran. is_idle:
+    it timed out by timeouts.idle, not by its own time.
     patch_rejected: a patch step did not apply as a whole (also set under `on_reject: continue`).
     """
 
@@ -71,6 +72,7 @@ class StepResult:
     duration_ms: int = 0
     error: str | None = None
     patch_rejected: bool = False
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Failure:
     """Why a trial did not pass. `code` is stable and groups reports; `cls` alone decides about retries.
 
     retryable: the same trial may well end differently on another try; for readers, the retry rules use `cls`.
+    retry_after_seconds: whoever refused asks to be left alone for so long; None: nobody did.
     """
 
     cls: FailureClass
@@ -89,14 +92,17 @@ class Failure:
     oom: bool = False
     timed_out: bool = False
     retryable: bool = False
+    retry_after_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Clean the message: it may quote what a sandbox wrote."""
         object.__setattr__(self, "message", clean_text(self.message))
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain JSON values; `cls` is spelled `class`."""
+        """Give plain JSON values; `cls` is spelled `class`, and retry_after_seconds is left out where there is none."""
         value = asdict(self)
+        if self.retry_after_seconds is None:
+            del value["retry_after_seconds"]
         return {"class": str(value.pop("cls")), **value}
 
     @classmethod

@@ -1,6 +1,8 @@
 """Ends what nobody owns any more: lapsed sessions, lost attempts, trials past their deadline, done batches."""
 
-from sqlalchemy import Engine
+from random import Random
+
+from sqlalchemy import Connection, Engine
 
 from core.errors import FailureClass
 from core.failpoints import failpoint
@@ -9,7 +11,7 @@ from core.logging import get_logger
 from core.metrics import REAPED
 from repositories.dispatch import DispatchRepository
 from repositories.sweeping import SweepRepository
-from services.lost_attempts import reap_ended_sessions
+from services.lost_attempts import reap_ended_sessions, take_overdue
 from services.outcomes import CANCELLED, Failure
 
 __all__ = ["Reaper"]
@@ -24,13 +26,25 @@ _TOTAL_TIMEOUT = Failure(FailureClass.TASK, "total_timeout", "not finished withi
 class Reaper:
     """Moves on what its owner cannot. Only the database's clock is asked."""
 
-    def __init__(self, engine: Engine, *, lease_grace_seconds: float) -> None:
-        """lease_grace_seconds: how long after its lapse a session is still left alone."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        lease_grace_seconds: float,
+        lease_seconds: float = 60.0,
+        rng: Random | None = None,
+    ) -> None:
+        """lease_grace_seconds: how long after its lapse a session is still left alone. lease_seconds: of a lease.
+
+        rng: for the jitter of retries.
+        """
         self._engine = engine
         self._grace = lease_grace_seconds
+        self._lease = lease_seconds
+        self._rng = rng or Random()  # noqa: S311 -- nobody gains by guessing when a trial runs again
 
     def reap(self, *, lapsed_sessions: bool = True) -> int:
-        """Requeue or end the trials of dead sessions; gives how many attempts were lost.
+        """Requeue or end the trials of dead sessions and overdue attempts; gives how many were lost with a session.
 
         lapsed_sessions False: only sessions that were ended on purpose count. The scheduler asks for that during
         the first lease time after it took over: workers that could not renew in a database outage are not dead.
@@ -43,13 +57,21 @@ class Reaper:
                 REAPED.labels("session").inc(ended)
                 if ended:
                     log.warning("sessions_lapsed", count=ended)
-            lost = reap_ended_sessions(connection)
+            lost = reap_ended_sessions(connection, rng=self._rng)
+            overdue = self._take_overdue(connection) if lapsed_sessions else 0
             failpoint("reap.before_commit")
         failpoint("reap.after_commit")
         REAPED.labels("attempt").inc(lost)
+        REAPED.labels("overdue").inc(overdue)
         if lost:
             log.warning("attempts_lost", count=lost)
+        if overdue:
+            log.error("attempts_overdue", count=overdue)
         return lost
+
+    def _take_overdue(self, connection: Connection) -> int:
+        """A worker that could not write an end in an outage is not stuck, so they get the same time as leases do."""
+        return take_overdue(connection, settle_seconds=self._lease + self._grace, rng=self._rng)
 
     def sweep(self) -> None:
         """Promote what is due, expire and cancel what waits, close finished batches."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -64,6 +65,7 @@ class LeaseKeeper:
         self._registry = registry
         self._times = times
         self._on_beat = on_beat
+        self._rng = Random()  # noqa: S311 -- jitter of retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.session_id: UUID = new_id()
@@ -182,7 +184,7 @@ class LeaseKeeper:
             return
         with self._engine.begin() as connection:
             given_back = give_back_orphan(
-                connection, attempt.trial_id, attempt.fence, session_id=self.session_id
+                connection, attempt.trial_id, attempt.fence, session_id=self.session_id, rng=self._rng
             )
         if given_back:
             log.warning("orphan_given_back", trial_id=str(attempt.trial_id), fence=attempt.fence)

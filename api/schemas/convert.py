@@ -12,12 +12,14 @@ from api.schemas.jobs import (
     JunitRequest,
     LogRequest,
     RetryRequest,
+    RetryRuleRequest,
     RewardRequest,
     StepRequest,
     VerdictRequest,
 )
 from services.jobspec import (
     ArtifactRule,
+    Backoff,
     ExitCodeVerdict,
     Input,
     JobSpec,
@@ -26,6 +28,7 @@ from services.jobspec import (
     PatchStep,
     Resources,
     RetryBudget,
+    RetryRule,
     RewardVerdict,
     Step,
     StepRole,
@@ -142,6 +145,20 @@ def _to_retry(retry: RetryRequest) -> RetryBudget:
         initial_seconds=backoff.initial,
         factor=backoff.factor,
         cap_seconds=backoff.max,
+        rules=tuple(_to_rule(rule) for rule in retry.rules),
+    )
+
+
+def _to_rule(rule: RetryRuleRequest) -> RetryRule:
+    backoff = rule.backoff
+    return RetryRule(
+        classes=rule.when.failure_class,
+        codes=rule.when.code,
+        exit_codes=rule.when.exit_code,
+        signals=rule.when.signal,
+        retry=rule.action == "retry",
+        max=rule.max,
+        backoff=None if backoff is None else Backoff(backoff.initial, backoff.factor, backoff.max),
     )
 
 
@@ -169,6 +186,8 @@ def to_wire(spec: JobSpec) -> dict[str, Any]:
         "timeouts": {
             "queue": spec.timeouts.queue,
             "start": spec.timeouts.start,
+            "run": spec.timeouts.run,
+            "idle": spec.timeouts.idle,
             "total": spec.timeouts.total,
             "grace": spec.timeouts.grace,
         },
@@ -178,14 +197,30 @@ def to_wire(spec: JobSpec) -> dict[str, Any]:
         "retry": {
             "infra": {
                 "max": retry.infra_max,
-                "backoff": {
-                    "initial": retry.initial_seconds,
-                    "factor": retry.factor,
-                    "max": retry.cap_seconds,
-                },
+                "backoff": _backoff_to_wire(retry.backoff),
             },
             "task": {"max": retry.task_max},
+            "rules": [_rule_to_wire(rule) for rule in retry.rules],
         },
+    }
+
+
+def _backoff_to_wire(backoff: Backoff) -> dict[str, Any]:
+    return {"initial": backoff.initial, "factor": backoff.factor, "max": backoff.cap}
+
+
+def _rule_to_wire(rule: RetryRule) -> dict[str, Any]:
+    when = {
+        "class": list(rule.classes),
+        "code": list(rule.codes),
+        "exit_code": [low if low == high else f"{low}-{high}" for low, high in rule.exit_codes],
+        "signal": list(rule.signals),
+    }
+    return {
+        "when": {name: values for name, values in when.items() if values},
+        "action": "retry" if rule.retry else "fail",
+        "max": rule.max,
+        "backoff": None if rule.backoff is None else _backoff_to_wire(rule.backoff),
     }
 
 

@@ -2,6 +2,9 @@
 
 import base64
 import binascii
+import re
+from difflib import get_close_matches
+from signal import Signals
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
@@ -27,6 +30,7 @@ from api.schemas.fields import (
     TestId,
     WorkPath,
 )
+from services.failure_codes import ALL_CODES, RULE_CODES
 
 __all__ = ["OFFERED_RUNTIMES", "JobRequest", "JobRequestInBatch", "VerdictRequest"]
 
@@ -165,11 +169,18 @@ class StepRequest(RequestSchema):
 
 
 class TimeoutsRequest(RequestSchema):
-    """Seconds."""
+    """Seconds. queue and total are the trial's, over all attempts; start, run and idle are of each attempt."""
 
     queue: float = Field(default=86400.0, gt=0, le=30 * 86400, description="Accepted to first start.")
-    start: Seconds = Field(default=120.0, description="Dispatch to running.")
-    total: Seconds = Field(default=7200.0, description="Over all attempts.")
+    start: Seconds = Field(default=120.0, description="Dispatch to running, pulling the image included.")
+    run: Seconds | None = Field(
+        default=None, description="Running to the end of the steps. Default: no limit but total."
+    )
+    idle: Seconds | None = Field(
+        default=None,
+        description="How long a step may neither print nor use the CPU. Default: as long as it likes.",
+    )
+    total: Seconds = Field(default=7200.0, description="From the first start to the end, over all attempts.")
     grace: float = Field(default=10.0, ge=0, le=300, description="TERM to KILL.")
 
 
@@ -236,6 +247,73 @@ class TrialsRequest(RequestSchema):
     seed: int | None = Field(default=None, ge=0, le=1 << 62)
 
 
+def _to_list(value: Any) -> Any:
+    """Read one value as a list of it. An empty list would match everything, which is not what it looks like."""
+    if value == []:
+        raise PydanticCustomError("empty_match", "must not be empty: leave the field out to match everything")
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _check_class(value: Any) -> Any:
+    if value in {"task", "infra"}:
+        return value
+    raise PydanticCustomError(
+        "retry_class",
+        "must be 'task' or 'infra'; failures of class spec, quota and cancelled are never retried",
+    )
+
+
+def _check_code(value: Any) -> Any:
+    if not isinstance(value, str) or value in RULE_CODES:
+        return value
+    if value in ALL_CODES:
+        raise PydanticCustomError("retry_code", "no rule decides about this failure: it is never retried")
+    near = get_close_matches(value[:100], RULE_CODES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "docs/jobs.md lists them"
+    raise PydanticCustomError("retry_code", "no failure has this code; {hint}", {"hint": hint})
+
+
+_RANGE = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
+
+
+def _check_exit_code(value: Any) -> tuple[int, int]:
+    """Read a code or a range as its two ends. 0 is no failure by itself."""
+    ends = (value, value)
+    if isinstance(value, str) and (match := _RANGE.fullmatch(value)):
+        ends = (int(match[1]), int(match[2]))
+    if not all(type(end) is int and 0 <= end <= 255 for end in ends) or ends[0] > ends[1]:
+        raise PydanticCustomError(
+            "exit_code", "must be an exit code from 0 to 255, or a range, as in '64-78'"
+        )
+    return ends
+
+
+def _check_signal(value: Any) -> int:
+    """Read a signal's number or name, with or without SIG."""
+    name = value.upper() if isinstance(value, str) else ""
+    number = _SIGNALS.get(name.removeprefix("SIG")) if name else value
+    if type(number) is not int or not 1 <= number <= 64:
+        raise PydanticCustomError(
+            "signal", "must be a signal's name, as in 'SIGKILL', or its number, 1 to 64"
+        )
+    return number
+
+
+_SIGNALS = {item.name.removeprefix("SIG"): item.value for item in Signals}
+
+RetryClass = Annotated[
+    Literal["task", "infra"], BeforeValidator(_check_class, json_schema_input_type=Literal["task", "infra"])
+]
+FailureCode = Annotated[str, BeforeValidator(_check_code, json_schema_input_type=str)]
+ExitRange = Annotated[
+    tuple[int, int],
+    BeforeValidator(_check_exit_code, json_schema_input_type=ExitCode | str),
+]
+SignalNumber = Annotated[
+    int, BeforeValidator(_check_signal, json_schema_input_type=Annotated[int, Field(ge=1, le=64)] | str)
+]
+
+
 class BackoffRequest(RequestSchema):
     """Seconds."""
 
@@ -257,11 +335,50 @@ class TaskRetryRequest(RequestSchema):
     max: int = Field(default=0, ge=0, le=10)
 
 
+class RetryMatch(RequestSchema):
+    """What a failure has to be like, in all that is named; one of the values is enough. Empty: every failure."""
+
+    failure_class: Annotated[
+        tuple[RetryClass, ...],
+        BeforeValidator(_to_list, json_schema_input_type=RetryClass | list[RetryClass]),
+    ] = Field(default=(), alias="class", max_length=2, description="Who is to blame: one, or a list.")
+    code: Annotated[
+        tuple[FailureCode, ...],
+        BeforeValidator(_to_list, json_schema_input_type=FailureCode | list[FailureCode]),
+    ] = Field(default=(), max_length=50, description="Codes of failures: one, or a list.")
+    exit_code: Annotated[
+        tuple[ExitRange, ...], BeforeValidator(_to_list, json_schema_input_type=ExitRange | list[ExitRange])
+    ] = Field(default=(), max_length=50, description="Exit codes, or ranges as in '64-78': one, or a list.")
+    signal: Annotated[
+        tuple[SignalNumber, ...],
+        BeforeValidator(_to_list, json_schema_input_type=SignalNumber | list[SignalNumber]),
+    ] = Field(default=(), max_length=64, description="Numbers or names, as in 'SIGKILL': one, or a list.")
+
+
+class RetryRuleRequest(RequestSchema):
+    """What to do about the failures that match."""
+
+    when: RetryMatch = RetryMatch()
+    action: Literal["retry", "fail"]
+    max: int | None = Field(
+        default=None, ge=1, le=10, description="Most retries by this rule, within the budget of the class."
+    )
+    backoff: BackoffRequest | None = Field(default=None, description="Default: that of infra.")
+
+    @model_validator(mode="after")
+    def _check_action(self) -> Self:
+        if self.action == "fail" and (self.max is not None or self.backoff is not None):
+            message = "action fail takes neither max nor backoff"
+            raise ValueError(message)
+        return self
+
+
 class RetryRequest(RequestSchema):
-    """Two budgets, apart."""
+    """Two budgets, apart, and rules within them: the first that matches a failure decides."""
 
     infra: InfraRetryRequest = InfraRetryRequest()
     task: TaskRetryRequest = TaskRetryRequest()
+    rules: Annotated[list[RetryRuleRequest], Field(max_length=20)] = Field(default=[])
 
 
 def _to_image(value: Any) -> Any:

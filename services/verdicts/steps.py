@@ -16,6 +16,10 @@ from services.outcomes import Failure, Outcome, StepResult
 __all__ = ["Decision", "decide_before_verdict", "physical_failure", "should_continue", "verdict_step"]
 
 
+_SAYS_NOTHING = frozenset({"idle_timeout", "step_not_started", "step_timeout"})
+"""Codes of a verify step that tell nothing about the submission."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the steps before the verdict say.
@@ -78,6 +82,8 @@ def physical_failure(step: Step, result: StepResult) -> Failure:
     """Describe how a step failed, by its first cause: not started, out of time, out of memory, exit code or signal."""
     if result.error is not None:
         code, text = "step_not_started", f"could not be started: {result.error}"
+    elif result.is_idle:
+        code, text = "idle_timeout", "was killed after it neither printed nor computed for timeouts.idle"
     elif result.timed_out:
         code, text = "step_timeout", f"was killed after its timeout of {step.timeout_seconds:g} s"
     elif result.oom:
@@ -115,7 +121,7 @@ def _decide_step(step: Step, result: StepResult, spec: JobSpec, *, is_target: bo
         return Decision(Outcome.ERROR, failure)
     if step.role is StepRole.RUN and not is_target and _verify_follows(step, spec):
         return Decision(failure=failure)
-    says_nothing = step.role is StepRole.VERIFY and failure.code in {"step_timeout", "step_not_started"}
+    says_nothing = step.role is StepRole.VERIFY and failure.code in _SAYS_NOTHING
     return Decision(Outcome.ERROR if says_nothing else Outcome.FAILED, failure)
 
 

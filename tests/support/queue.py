@@ -142,10 +142,11 @@ class Seat:
                 bell.trial_id, bell.fence, session_id=self.session_id, node_id=self.node_id
             )
 
-    def start(self, claimed: ClaimedAttempt) -> bool:
+    def start(self, claimed: ClaimedAttempt, **times: float) -> bool:
+        times = {"total_seconds": 60, **times}
         with self.world.engine.begin() as connection:
             repository = AttemptRepository(connection)
-            return repository.mark_running(claimed, self.session_id, phase="run", total_seconds=60)
+            return repository.mark_running(claimed, self.session_id, phase="run", **times)
 
     def finish(self, claimed: ClaimedAttempt, **changes: Any) -> bool:
         values: dict[str, Any] = {

@@ -75,7 +75,7 @@ def test_losses_beyond_the_budget_end_in_error_of_class_infra(world: QueueWorld,
     assert (row["outcome"], row["failure"]["class"], row["failure"]["code"]) == (
         "error",
         "infra",
-        "node_lost",
+        "poison",
     )
 
 

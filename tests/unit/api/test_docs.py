@@ -48,8 +48,9 @@ def test_defaults_of_the_guide_are_those_of_the_schema():
     sizes = [resources[name]["default"] for name in ("cpu", "memory_mb")]
     sizes = [size["limit"] for size in sizes] + [resources[name]["default"] for name in ("disk_mb", "pids")]
     assert row("resources").endswith(f"| {', '.join(f'{size:g}' for size in sizes)} |")
-    waits = [timeouts[name]["default"] for name in ("queue", "start", "total", "grace")]
-    assert row("timeouts").endswith(f"| {', '.join(f'{wait:g}' for wait in waits)} |")
+    waits = [timeouts[name]["default"] for name in ("queue", "start", "run", "idle", "total", "grace")]
+    words = ["none" if wait is None else f"{wait:g}" for wait in waits]
+    assert row("timeouts").endswith(f"| {', '.join(words)} |")
     assert schemas["PatchRequest"]["properties"]["strip"]["default"] == 1
     assert "`strip` (1)" in row("patch")
     assert schemas["JunitRequest"]["properties"]["allow_skip"]["default"] is True

@@ -14,7 +14,7 @@ from api.schemas.convert import to_wire
 from api.schemas.fields import PATTERN_WORDS
 from api.validation import JobChecker, merge_defaults
 from core.errors import InvalidRequestError, PayloadTooLargeError
-from services.jobspec import JobSpec, JunitVerdict, LogVerdict, RewardVerdict
+from services.jobspec import Backoff, JobSpec, JunitVerdict, LogVerdict, RetryRule, RewardVerdict
 from services.problems import InvalidFieldsError
 
 CHECKER = JobChecker(["unittest", "pytest"])
@@ -54,7 +54,7 @@ FULL_JOB: dict[str, Any] = {
         {"name": "go", "argv": ["python3", "-c", ""], "cwd": "/usr/lib", "env": {"A": ""}, "blame": "infra"},
         {"name": "check", "role": "verify", "run": "/eval.sh", "timeout": 0.5, "streams": "merged"},
     ],
-    "timeouts": {"queue": 60, "start": 10, "total": 100.5, "grace": 0},
+    "timeouts": {"queue": 60, "start": 10, "run": 50, "idle": 5.5, "total": 100.5, "grace": 0},
     "artifacts": [{"path": "/logs/**", "max_bytes": 10, "when": "failed"}],
     "verdict": {
         "from": "log",
@@ -64,7 +64,21 @@ FULL_JOB: dict[str, Any] = {
         "pass_to_pass": ["b"],
     },
     "trials": {"count": 4, "seed": 7},
-    "retry": {"infra": {"max": 1, "backoff": {"initial": 0, "factor": 1, "max": 5}}, "task": {"max": 2}},
+    "retry": {
+        "infra": {"max": 1, "backoff": {"initial": 0, "factor": 1, "max": 5}},
+        "task": {"max": 2},
+        "rules": [
+            {"when": {"code": "oom_limit"}, "action": "fail"},
+            {
+                "when": {"class": "task", "exit_code": [75, "100-110"]},
+                "action": "retry",
+                "max": 2,
+                "backoff": {"initial": 30},
+            },
+            {"when": {"signal": ["SIGKILL", "segv", 6]}, "action": "retry"},
+            {"action": "fail"},
+        ],
+    },
 }
 
 
@@ -99,6 +113,15 @@ def test_every_field_reaches_the_spec():
     assert (spec.verdict.fail_to_pass, spec.trials.count, spec.trials.seed) == (("a",), 4, 7)
     assert (spec.retry.infra_max, spec.retry.task_max, spec.retry.cap_seconds) == (1, 2, 5)
     assert (spec.artifacts[0].path, spec.artifacts[0].when) == ("/logs/**", "failed")
+    assert (spec.timeouts.run, spec.timeouts.idle) == (50, 5.5)
+    assert spec.retry.rules == (
+        RetryRule(codes=("oom_limit",), retry=False),
+        RetryRule(
+            classes=("task",), exit_codes=((75, 75), (100, 110)), max=2, backoff=Backoff(30.0, 2.0, 60.0)
+        ),
+        RetryRule(signals=(9, 11, 6)),
+        RetryRule(retry=False),
+    )
 
 
 def test_what_is_shown_is_read_back_as_the_same_spec():
@@ -121,6 +144,13 @@ def test_verdict_kinds_round_trip(verdict, kind):
 
 
 SEVEN_DAYS = 7 * 86400
+
+
+def rules(*changes: dict[str, Any]) -> dict[str, Any]:
+    """A retry policy of rules that are right but for these changes."""
+    return {"rules": [{"action": "retry", **change} for change in changes]}
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"key": ""}, "key", "must be"),
     ({"key": "a b"}, "key", "must be"),
@@ -238,6 +268,42 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"trials": {"stop": "never"}}, "trials.stop", "not supported yet"),
     ({"retry": {"infra": {"max": 11}}}, "retry.infra.max", "at most"),
     ({"retry": {"infra": {"avoid_node": True}}}, "retry.infra.avoid_node", "not supported yet"),
+    ({"timeouts": {"run": 0}}, "timeouts.run", "greater than 0"),
+    ({"timeouts": {"idle": 8 * 86400}}, "timeouts.idle", "at most 604800"),
+    ({"timeouts": {"heartbeat": 1}}, "timeouts.heartbeat", "unknown field"),
+    ({"retry": rules({"when": {"class": "user"}})}, "retry.rules[0].when.class", "'task' or 'infra'"),
+    (
+        {"retry": rules({"when": {"class": ["infra", "spec"]}})},
+        "retry.rules[0].when.class[1]",
+        "never retried",
+    ),
+    ({"retry": rules({"when": {"class": []}})}, "retry.rules[0].when.class", "leave the field out"),
+    ({"retry": rules({"when": {"code": "oom"}})}, "retry.rules[0].when.code", "no failure has this code"),
+    ({"retry": rules({"when": {"code": "node-lost"}})}, "retry.rules[0].when.code", "mean 'node_lost'"),
+    (
+        {"retry": rules({"when": {"code": ["unknown", "image_not_found"]}})},
+        "retry.rules[0].when.code[1]",
+        "never retried",
+    ),
+    ({"retry": rules({"when": {"code": 5}})}, "retry.rules[0].when.code", "text"),
+    ({"retry": rules({"when": {"exit_code": 256}})}, "retry.rules[0].when.exit_code", "0 to 255"),
+    ({"retry": rules({"when": {"exit_code": ["9-1"]}})}, "retry.rules[0].when.exit_code[0]", "a range"),
+    ({"retry": rules({"when": {"exit_code": True}})}, "retry.rules[0].when.exit_code", "a range"),
+    ({"retry": rules({"when": {"exit_code": "1-2-3"}})}, "retry.rules[0].when.exit_code", "a range"),
+    ({"retry": rules({"when": {"signal": "SIGNOPE"}})}, "retry.rules[0].when.signal", "SIGKILL"),
+    ({"retry": rules({"when": {"signal": [9, 65]}})}, "retry.rules[0].when.signal[1]", "1 to 64"),
+    ({"retry": rules({"when": {"signal": ""}})}, "retry.rules[0].when.signal", "SIGKILL"),
+    ({"retry": rules({"when": {"reason": "x"}})}, "retry.rules[0].when.reason", "unknown field"),
+    ({"retry": rules({"when": {"exit_code": 1, "signal": 9}})}, "retry.rules[0].when", "use two rules"),
+    ({"retry": rules({"action": "again"})}, "retry.rules[0].action", "must be 'retry' or 'fail'"),
+    ({"retry": {"rules": [{"when": {}}]}}, "retry.rules[0].action", "required"),
+    ({"retry": rules({"action": "fail", "max": 1})}, "retry.rules[0]", "neither max nor backoff"),
+    ({"retry": rules({"max": 0})}, "retry.rules[0].max", "at least 1"),
+    ({"retry": rules({"max": 4})}, "retry.rules[0].max", "more than the budget of the class, which is 3"),
+    ({"retry": rules({"backoff": {"initial": -1}})}, "retry.rules[0].backoff.initial", "at least 0"),
+    ({"retry": rules({"when": {"class": "task"}})}, "retry.rules[0].action", "retry.task.max is 0"),
+    ({"retry": rules({}, {"when": {"signal": 9}})}, "retry.rules[1]", "never reached"),
+    ({"retry": rules(*[{"when": {"signal": 9}}] * 21)}, "retry.rules", "at most 20"),
     ({"secrets": []}, "secrets", "not supported yet"),
     ({"needs": []}, "needs", "not supported yet"),
     ({"dedupe": "off"}, "dedupe", "not supported yet"),
