@@ -226,9 +226,13 @@ class ExecutionClient(Protocol):
 
 
 class Runtime(ABC):
-    """Starts and ends sandboxes on this node. Implementations are thread-safe."""
+    """Starts and ends sandboxes on this node. Implementations are thread-safe.
+
+    outlives: whether sandboxes go on when this process ends, so that the next one finds them by `list`.
+    """
 
     name: str
+    outlives: bool = False
 
     @abstractmethod
     def check(self) -> None:

@@ -81,6 +81,7 @@ class DockerRuntime(Runtime):
     """
 
     name = "docker"
+    outlives = True
 
     def __init__(self, config: DockerConfig) -> None:
         """Touch nothing yet: the engine is asked, and the bundle built, on first use."""

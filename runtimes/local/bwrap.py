@@ -106,11 +106,13 @@ def arguments(
     block_fd: int,
     text_fds: Mapping[TextFile, int],
     disk: str,
+    outlives: bool = False,
 ) -> list[str]:
     """Give bwrap's options for a plan and its descriptors; the program to run is not among them.
 
     info_fd: bwrap writes the host's number of process 1 there. block_fd: process 1 waits until a byte comes.
-    text_fds: to read the contents of the plan's text files from. disk: see `disk_arguments`.
+    text_fds: to read the contents of the plan's text files from. disk: see `disk_arguments`. outlives: it does not end
+    with whoever starts it.
     """
     options = [_NAMESPACE_OPTION[name] for name in sorted(plan.namespaces - {"mount"})]
     if "user" in plan.namespaces:
@@ -122,7 +124,8 @@ def arguments(
         options.append("--as-pid-1")
     options += [] if plan.keep_capabilities else ["--cap-drop", "ALL"]
     options += ["--new-session"] if plan.new_session else []
-    options += ["--die-with-parent", "--info-fd", str(info_fd), "--block-fd", str(block_fd)]
+    options += [] if outlives else ["--die-with-parent"]
+    options += ["--info-fd", str(info_fd), "--block-fd", str(block_fd)]
     options += [] if seccomp_fd is None else ["--seccomp", str(seccomp_fd)]
     for mount in plan.mounts:
         options += _mount_options(mount, text_fds, disk)
@@ -159,7 +162,7 @@ def _mount_options(  # noqa: PLR0911 -- one return per kind of mount
             return [*sources, "--overlay", f"{disk}/upper", f"{disk}/work", path]
 
 
-def disk_arguments(plan: Plan, disk: str) -> list[str]:
+def disk_arguments(plan: Plan, disk: str, *, outlives: bool = False) -> list[str]:
     """Give the options of a bwrap outside of the one with `arguments`, which needs it; none if it needs no other.
 
     It shows the host as it is but for a memory file system of the size of the plan's overlay. bwrap has an overlay of
@@ -169,7 +172,7 @@ def disk_arguments(plan: Plan, disk: str) -> list[str]:
     root = plan.mounts[0]
     if not isinstance(root, Overlay):
         return []
-    options = ["--unshare-user", "--die-with-parent", "--dev-bind", "/", "/"]
+    options = ["--unshare-user", *([] if outlives else ["--die-with-parent"]), "--dev-bind", "/", "/"]
     options += ["--size", str(root.size_bytes), "--tmpfs", disk]
     return [*options, "--dir", f"{disk}/upper", "--dir", f"{disk}/work"]
 

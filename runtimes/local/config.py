@@ -19,6 +19,8 @@ class LocalConfig(BaseModel):
     auto: the zygote where it can be.
     disk: where what sandboxes write lives. memory: quick, and counts as their memory. file: a sparse file below
     state_dir for each; takes 0.1 s longer to start, needs mkfs.ext4 and loop devices, and the zygote.
+    outlives: whether sandboxes go on when the process that made them ends, however it does. The next one finds them by
+    `list` and can use and remove them; nobody else will.
     cgroup_parent: one path component below each hierarchy.
     host_paths: folders of the host shown read-only at the same place in addition to /usr, e.g. a Python outside of it.
     """
@@ -31,5 +33,6 @@ class LocalConfig(BaseModel):
     uid_base: int = Field(default=720_000, ge=1_000, le=2_000_000_000)
     executor: Literal["auto", "zygote", "bwrap"] = "auto"
     disk: Literal["memory", "file"] = "memory"
+    outlives: bool = False
     cgroup_parent: str = Field(default="sandmill", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     host_paths: tuple[Path, ...] = ()

@@ -14,9 +14,9 @@ from runtimes.local.bwrap import arguments, disk_arguments
 from runtimes.local.executor import StartRequest, await_execd, memory_file, start_failure
 from runtimes.local.image_paths import without_links
 from runtimes.local.plan import SANDBOX_UID, Plan, TextFile
-from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started
+from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started, kill_with_children
 from runtimes.local.unix_sockets import listen_at
-from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
+from runtimes.processes import ProcessRef
 
 __all__ = ["BwrapExecutor", "kill_by_name"]
 
@@ -26,24 +26,25 @@ _MAX_INFO_BYTES = 64 << 10
 class BwrapExecutor:
     """An `Executor` that needs no privilege. As root each sandbox is a host user of its own.
 
-    Keep a reference while sandboxes run: they end with its thread.
+    Keep a reference while sandboxes run: they end with its thread, unless they outlive it.
     """
 
-    def __init__(self, spawner: Spawner, disk: str) -> None:
-        """Own the spawner. disk: an empty folder, see `disk_arguments`."""
+    def __init__(self, spawner: Spawner, disk: str, *, outlives: bool = False) -> None:
+        """Own the spawner. disk: an empty folder, see `disk_arguments`. outlives: sandboxes live on without us."""
         self.sources = spawner.sources
         self._spawner = spawner
         self._disk = disk
+        self._outlives = outlives
 
     def start(self, request: StartRequest) -> Started:
         """Start one sandbox; see `Executor.start`."""
-        return _Launch(request, self._spawner, self._disk).start()
+        return _Launch(request, self._spawner, self._disk, outlives=self._outlives).start()
 
     def forget(self, disk: str) -> None:
         """Nothing to do: what it wrote went with its mount namespace."""
 
     def close(self) -> None:
-        """End the thread, and with it every sandbox it started."""
+        """End the thread, and with it every sandbox it started that does not outlive it."""
         self._spawner.close()
 
 
@@ -54,6 +55,7 @@ class _Launch:
     request: StartRequest
     spawner: Spawner
     disk: str
+    outlives: bool
 
     def start(self) -> Started:
         """Start it; see `Executor.start`."""
@@ -88,8 +90,9 @@ class _Launch:
                     block_fd=block_read.fileno(),
                     text_fds=text_fds,
                     disk=self.disk,
+                    outlives=self.outlives,
                 ),
-                outer_options=disk_arguments(plan, self.disk),
+                outer_options=disk_arguments(plan, self.disk, outlives=self.outlives),
                 argv=plan.argv,
                 uid=request.first_id + plan.uid,
                 cgroup=request.cgroup,
@@ -162,14 +165,17 @@ class _Launch:
 
 
 def kill_by_name(name: str) -> None:
-    """Kill what an owner that died in the middle of a start may have left: processes that carry the sandbox's name."""
+    """Kill what an owner that died in the middle of a start may have left.
+
+    These are the processes that carry the sandbox's name, and what they have started: that need not die with them.
+    """
     mark = f"{NAME_VARIABLE}={name}".encode()
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
                 process = ProcessRef.of(int(folder.name))
                 if process is not None:
-                    kill_and_wait(process, timeout_seconds=KILL_TIMEOUT_SECONDS)
+                    kill_with_children(process)
 
 
 def _without_root(plan: Plan) -> Plan:

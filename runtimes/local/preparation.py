@@ -75,7 +75,9 @@ def _make_executor(config: LocalConfig, bundle: Bundle, etc: Path, *, as_root: b
         staging.mkdir(mode=0o700, exist_ok=True)
         shown = {str(path): str(path) for path in extra}
         sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
-        return Zygote(bundle, sources, staging, shown_by_all(sources))
+        meeting = config.state_dir / "zygotes" if config.outlives else None
+        return Zygote(bundle, sources, staging, shown_by_all(sources), meeting=meeting)
     disk = config.state_dir / "disk"
     disk.mkdir(mode=0o700, exist_ok=True)
-    return BwrapExecutor(Spawner(find_bwrap(), etc, bundle.path, extra, as_root=as_root), str(disk))
+    spawner = Spawner(find_bwrap(), etc, bundle.path, extra, as_root=as_root)
+    return BwrapExecutor(spawner, str(disk), outlives=config.outlives)

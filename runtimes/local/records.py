@@ -28,7 +28,10 @@ class RecordExistsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One sandbox. owner: the process that created it. init: its process 1, None until that is known."""
+    """One sandbox. owner: the process that created it. init: its process 1, None until that is known.
+
+    disk: see `zygote.orders.Disk`.
+    """
 
     name: str
     slot: int
@@ -36,6 +39,7 @@ class Record:
     init: ProcessRef | None = None
     is_ready: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    disk: str | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -161,6 +165,7 @@ def _to_json(record: Record) -> dict[str, Any]:
         "init": None if record.init is None else [record.init.pid, record.init.started],
         "is_ready": record.is_ready,
         "labels": dict(record.labels),
+        "disk": record.disk,
     }
 
 
@@ -173,4 +178,5 @@ def _from_json(value: dict[str, Any]) -> Record:
         init=None if init is None else ProcessRef(*init),
         is_ready=value["is_ready"],
         labels=value["labels"],
+        disk=value.get("disk"),
     )

@@ -68,10 +68,10 @@ _CHECK_TIMEOUT_SECONDS = 30.0
 class LocalRuntime(Runtime):
     """Sandboxes of the image `host`, of stored images and of snapshots.
 
-    They end with the process that created them, or with `remove`. As root each has host users of its own and hard
-    limits by control groups; as another user it runs as that user and, where control groups are not ours to make,
-    under rlimits. Files written in it live in memory, and count against its memory limit as well as its disk limit, or
-    in a file: see `LocalConfig.disk`.
+    They end with `remove`, or with the process that created them unless `LocalConfig.outlives`. As root each has
+    host users of its own and hard limits by control groups; as another user it runs as that user and, where control
+    groups are not ours to make, under rlimits. Files written in it live in memory, and count against its memory limit
+    as well as its disk limit, or in a file: see `LocalConfig.disk`.
     """
 
     name = "local"
@@ -79,6 +79,7 @@ class LocalRuntime(Runtime):
     def __init__(self, config: LocalConfig) -> None:
         """Touch nothing yet: folders, bundle and thread are made on first use."""
         self._config = config
+        self.outlives = config.outlives
         self._as_root = can_change_user(config.uid_base)
         self._has_zygote = has_zygote(config, as_root=self._as_root)
         self._cgroups = CgroupTree(config.cgroup_parent)
@@ -236,9 +237,9 @@ class LocalRuntime(Runtime):
         return [self._handle(record) for record in self._records().all()]
 
     def close(self) -> None:
-        """End the spawner thread if no sandbox of this object is left; they would die with it."""
+        """Let go of what starts sandboxes, unless one of this object is left that would die with it."""
         with self._prepare_lock:
-            if self._prepared is not None and not self._started:
+            if self._prepared is not None and (self._config.outlives or not self._started):
                 self._prepared.executor.close()
                 self._prepared = None
 
@@ -306,7 +307,8 @@ class LocalRuntime(Runtime):
             )
             self._live[spec.name] = live
             started = self._started[spec.name] = prepared.executor.start(request)
-        handle = self._handle(prepared.records.update(record, init=started.init, is_ready=True))
+        record = prepared.records.update(record, init=started.init, is_ready=True, disk=live.disk)
+        handle = self._handle(record)
         entrypoint = live.entrypoint
         if entrypoint:
             with closing(self.executions(handle)) as client:
@@ -319,11 +321,11 @@ class LocalRuntime(Runtime):
             return nullcontext(None)
         return self._disks.attached(live.disk, live.spec.limits.disk_bytes)
 
-    def _drop_disks(self, ended: Live | None) -> None:
+    def _drop_disks(self, ended: str | None) -> None:
         """Let go of the disk of a sandbox that ended, and of earlier ones that no other has layers on any more."""
         with self._disks_lock:
             if ended is not None:
-                self._ended_disks.add(ended.disk)
+                self._ended_disks.add(ended)
             for disk in list(self._ended_disks):
                 if any(live.stands_on(disk) for live in list(self._live.values())):
                     continue
@@ -384,7 +386,8 @@ class LocalRuntime(Runtime):
             cgroup.remove(timeout_seconds=KILL_TIMEOUT_SECONDS)
         except OSError as error:
             raise DaemonError(f"the control groups of {record.name} could not be removed: {error}") from error
-        self._drop_disks(self._live.pop(record.name, None))
+        live = self._live.pop(record.name, None)
+        self._drop_disks(record.disk if live is None else live.disk)
         self._images.release(record.name)
         self._socket_path(record).unlink(missing_ok=True)
         records.forget(record)
@@ -394,6 +397,8 @@ class LocalRuntime(Runtime):
         if name in self._started and self._records().find(name) is None:
             started = self._started.pop(name)
             started.release()
+            live = self._live.pop(name, None)
+            self._drop_disks(None if live is None else live.disk)
 
     def _find(self, handle: SandboxHandle) -> Record | None:
         """Give the record of this very sandbox, not of a later one of the same name."""

@@ -26,7 +26,7 @@ from runtimes.local.plan_parts import Sources
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
-__all__ = ["NAME_VARIABLE", "BwrapCall", "Spawner", "Started"]
+__all__ = ["NAME_VARIABLE", "BwrapCall", "Spawner", "Started", "kill_with_children"]
 
 NAME_VARIABLE = "SANDMILL_SANDBOX"
 """Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
@@ -77,11 +77,17 @@ class Started:
         """Kill bwrap and process 1, whatever they were doing, and wait for both."""
         process = ProcessRef.of(self.popen.pid)
         if self.popen.poll() is None and process is not None:
-            self.popen.send_signal(signal.SIGSTOP)
-            _kill_children(process, _MOST_BWRAPS)
-            self.popen.kill()
+            kill_with_children(process)
         self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
         os.close(self.messages_fd)
+
+
+def kill_with_children(bwrap: ProcessRef) -> None:
+    """Kill a bwrap, and what it has started so far, whether that would end with it or not."""
+    with suppress(ProcessLookupError):
+        os.kill(bwrap.pid, signal.SIGSTOP)
+        _kill_children(bwrap, _MOST_BWRAPS)
+    kill_and_wait(bwrap, timeout_seconds=KILL_TIMEOUT_SECONDS)
 
 
 def _kill_children(bwrap: ProcessRef, bwraps: int) -> None:

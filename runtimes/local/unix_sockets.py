@@ -8,15 +8,15 @@ from pathlib import Path
 
 from core.errors import ExecdUnreachableError
 
-__all__ = ["connect_to", "listen_at"]
+__all__ = ["connect_in_packets", "connect_to", "listen_at"]
 
 _BACKLOG = 128
 """Connections that may wait until execd takes them; it does so within milliseconds."""
 
 
-def listen_at(path: Path) -> socket.socket:
+def listen_at(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Make a listening socket at path, replacing a stale one. Whoever may enter the folder may connect."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
         with _short(path) as address:
@@ -38,6 +38,18 @@ def connect_to(path: Path, *, timeout_seconds: float) -> socket.socket:
     except OSError as error:
         connection.close()
         raise ExecdUnreachableError(f"execd's socket does not answer: {error}") from error
+    return connection
+
+
+def connect_in_packets(path: Path) -> socket.socket:
+    """Connect to a socket that keeps messages apart. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        with _short(path) as address:
+            connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

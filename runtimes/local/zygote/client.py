@@ -1,7 +1,9 @@
 """The runtime's side of the zygote: starts it, sends orders, and starts it anew if it should ever die."""
 
+import hashlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sysconfig
@@ -24,10 +26,11 @@ from runtimes.local.executor import (
     read_messages,
     start_failure,
 )
+from runtimes.local.images.locking import lock_file
 from runtimes.local.plan_parts import Sources
-from runtimes.local.unix_sockets import listen_at
+from runtimes.local.unix_sockets import connect_in_packets, listen_at
 from runtimes.local.zygote.disks import upper_of
-from runtimes.local.zygote.orders import DROP, LISTENER, MESSAGES, START, Disk, Order, encode
+from runtimes.local.zygote.orders import DROP, LISTENER, MESSAGES, READY, START, Disk, Order, encode
 from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
 
 __all__ = ["Zygote"]
@@ -36,6 +39,7 @@ _READY_SECONDS = 30.0
 """Loading takes a tenth of a second; the rest is for a busy machine."""
 
 _REPLY_BYTES = 1024
+_LEAVE_SECONDS = 0.5
 _DROP_SECONDS = 1.0
 """For as long as `remove` waits for space that comes back."""
 
@@ -70,17 +74,27 @@ class _Started:
 class Zygote:
     """An `Executor`. For root with CAP_SYS_ADMIN, on Linux 5.12 and later (mounts with mapped owners)."""
 
-    def __init__(self, bundle: Bundle, sources: Sources, folder: Path, shown: Sequence[str]) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        sources: Sources,
+        folder: Path,
+        shown: Sequence[str],
+        *,
+        meeting: Path | None = None,
+    ) -> None:
         """Start the process. folder: an empty one of the host. shown: files and folders that most sandboxes will see.
 
-        bundle: its interpreter runs the zygote, since its C library reads nothing of an image.
+        bundle: its interpreter runs the zygote, since its C library reads nothing of an image. meeting: a folder for
+        our user alone, where a zygote of the same build that outlived another process is found again; it ends when it
+        has neither sandboxes nor a client. None: it ends with this object.
 
         Raises RuntimeUnavailableError.
         """
         self.sources = sources
         self._folder = folder
-        self._shown = shown
-        self._interpreter = bundle.interpreter
+        self._meeting = meeting
+        self._program = _Program(bundle.interpreter, str(folder), tuple(shown))
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         with self._lock:
@@ -129,7 +143,7 @@ class Zygote:
         return Path(f"/proc/{self._connection.pid}/root{path}")
 
     def close(self) -> None:
-        """End the zygote, and with it every sandbox it started."""
+        """End the zygote, and with it every sandbox it started; one with a meeting place ends after its sandboxes."""
         with self._lock:
             self._disconnect()
 
@@ -180,11 +194,15 @@ class Zygote:
             self._lock.release()
 
     def _connect(self) -> None:
-        connection = _Connection(self._interpreter, self._folder, self._shown)
+        if self._meeting is not None:
+            connection = _meet(self._meeting, self._program)
+        else:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection = _Connection(ours, _start(self._program, ours, theirs), ends_with_us=True)
+            connection.await_ready()
         # Whoever forgets to close this object, or leaves the program, still ends the process and its sandboxes.
         self._finalizer = weakref.finalize(self, connection.close)
         self._connection = connection
-        connection.await_ready()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -192,41 +210,100 @@ class Zygote:
             self._connection = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What a zygote is started with: one of another build, or that shows other files, is another zygote."""
+
+    interpreter: tuple[str, ...]
+    folder: str
+    shown: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Tell programs apart, by their sources as well."""
+        digest = hashlib.sha256(repr((self.interpreter, self.folder, self.shown)).encode())
+        for path in sorted(
+            path for part in ("core", "execd", "runtimes") for path in (_ROOT / part).rglob("*.py")
+        ):
+            digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def _start(program: _Program, ours: socket.socket, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    """Start the process on its socket, which is closed here; `ours` is closed if that fails."""
+    paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
+    library = sysconfig.get_path("stdlib")
+    # The bundle has only what execd needs, and is of the same version as this interpreter.
+    paths += [library, f"{library}/lib-dynload"]
+    words = [str(theirs.fileno()), program.folder, json.dumps(paths), json.dumps(program.shown)]
+    try:
+        with theirs:
+            return subprocess.Popen(
+                [*program.interpreter, "-c", _PROGRAM, *words],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                # Its own session: an interrupt typed at our terminal must not reach it.
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        raise
+
+
+def _meet(place: Path, program: _Program) -> "_Connection":
+    """Connect to the zygote of this program that runs, else to a new one. Raises RuntimeUnavailableError.
+
+    Whoever may enter the folder may give orders; it is made for our user alone.
+    """
+    place.mkdir(mode=0o700, exist_ok=True)
+    with lock_file(place / "lock"):
+        _forget_ended(place)
+        path = place / f"{program.name}.socket"
+        # Twice: it may be about to end, since it had nothing to do.
+        for _ in range(2):
+            with suppress(OSError, RuntimeUnavailableError):
+                found = _Connection(connect_in_packets(path), None, ends_with_us=False)
+                found.await_ready()
+                return found
+        listener = listen_at(path, socket.SOCK_SEQPACKET)
+        # Before it runs: it ends by itself when it has had a client and has none.
+        ours = connect_in_packets(path)
+        made = _Connection(ours, _start(program, ours, listener), ends_with_us=False)
+        made.await_ready()
+        return made
+
+
+def _forget_ended(place: Path) -> None:
+    """Remove the sockets of zygotes that have ended. Those of other builds end after their last sandbox."""
+    for path in place.glob("*.socket"):
+        try:
+            connect_in_packets(path).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+
+
 class _Connection:
     """The process, and the socket it serves."""
 
-    def __init__(self, interpreter: Sequence[str], folder: Path, shown: Sequence[str]) -> None:
+    def __init__(
+        self, control: socket.socket, process: "subprocess.Popen[bytes] | None", *, ends_with_us: bool
+    ) -> None:
+        """process: None if somebody else has started it. ends_with_us: it ends when its socket is closed."""
         self._orders = 0
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
-        library = sysconfig.get_path("stdlib")
-        # The bundle has only what execd needs, and is of the same version as this interpreter.
-        paths += [library, f"{library}/lib-dynload"]
-        program = [*interpreter, "-c", _PROGRAM]
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [*program, str(theirs.fileno()), str(folder), json.dumps(paths), json.dumps(shown)],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={},
-                    cwd="/",
-                    # Its own session: an interrupt typed at our terminal must not reach it.
-                    start_new_session=True,
-                )
-        except BaseException:
-            self.control.close()
-            raise
+        self.control = control
+        self._process = process
+        self._ends_with_us = ends_with_us
+        self._pidfd = -1
+        self.pid = 0
 
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """Its number on this host."""
-        return self._process.pid
+        if self._process is not None:
+            return self._process.poll() is None
+        return not select.select([self._pidfd], [], [], 0)[0]
 
     def ask(self, message: str, descriptors: list[int], deadline: Deadline) -> str:
         """Send a message and give the answer; nothing if the process has ended. Raises OSError, CreateTimeoutError."""
@@ -258,17 +335,30 @@ class _Connection:
         """Return when it takes orders. Raises RuntimeUnavailableError; it is closed then."""
         self.control.settimeout(_READY_SECONDS)
         try:
-            is_ready = self.control.recv(_REPLY_BYTES) == b"ready"
-        except OSError:
-            is_ready = False
-        if not is_ready:
+            word, _, number = self.control.recv(_REPLY_BYTES).decode().partition(" ")
+            self.pid = int(number)
+            if self._process is None:
+                self._pidfd = os.pidfd_open(self.pid)
+        except (OSError, ValueError):
+            word = ""
+        if word != READY:
             self.close()
             message = "the starter of sandboxes did not start: see the lines above, or set executor to bwrap"
             raise RuntimeUnavailableError(message)
 
     def close(self) -> None:
-        """End the process by the end of its orders, and wait for it."""
+        """End the process by the end of its orders, and wait for it; leave one alone that outlives us."""
         self.control.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._process is None:
+            return
+        if not self._ends_with_us:
+            # If it has no sandboxes it ends at once; else somebody else will collect it.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_SECONDS)
+            return
         try:
             self._process.wait(KILL_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

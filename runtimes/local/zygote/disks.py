@@ -74,6 +74,12 @@ class Disks:
             linux.unmount(place)
             os.rmdir(place)
 
+    def keep(self, names: set[str]) -> None:
+        """Let go of all but these."""
+        for name in os.listdir(self._folder):
+            if name not in names:
+                self.drop(name)
+
     def leave(self) -> None:
         """Let go of all of them, in a fork that will not need them and may wait for long."""
         linux.unmount(self._folder)

@@ -16,6 +16,7 @@ __all__ = [
     "ID_COUNT",
     "LISTENER",
     "MESSAGES",
+    "READY",
     "START",
     "TASKS",
     "Disk",
@@ -24,6 +25,9 @@ __all__ = [
     "encode",
     "read_memory",
 ]
+
+READY = "ready"
+"""The zygote's first word, followed by a blank and its process id."""
 
 START, DROP = "start", "drop"
 """Messages: a sandbox to start; a disk to let go of, followed by a blank and its name.

@@ -1,7 +1,8 @@
 """The zygote: a process of one thread, root, that has execd in memory and makes a sandbox of a fork for each order.
 
 Forks are made ahead of orders, in quiet moments. It ends, and all its sandboxes with it, when the other end of its
-control socket is closed. Started by `client.Zygote`.
+control socket is closed. One that listens for clients goes on without any as long as it has sandboxes. Started by
+`client.Zygote`.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from runtimes.local.zygote.child import Child, birth_flags
 from runtimes.local.zygote.disks import Disks, open_written_layers
 from runtimes.local.zygote.hot_pages import HotPages
 from runtimes.local.zygote.ids import map_ids
-from runtimes.local.zygote.orders import CGROUP, DROP, Order, decode, read_memory
+from runtimes.local.zygote.orders import CGROUP, DROP, READY, Order, decode, read_memory
 from runtimes.local.zygote.prepared import Prepared
 
 __all__ = ["main"]
@@ -41,7 +42,7 @@ _PAUSE_AFTER_FAILURE_MS: Final = 1_000
 
 
 def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
-    """Serve orders until the control socket is closed.
+    """Serve orders until the control socket is closed; if that one listens, until there is no client and no sandbox.
 
     folder: an empty one, to mount on. sources: of the host, that sandboxes will see.
     """
@@ -53,10 +54,7 @@ def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
     hot_pages = _load_everything()
     overwrite_arguments(b"execd")
     set_process_name("sandmill-zygote")
-    # Its starter may be killed at any moment: that is one way to tell it to end.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        control.send(b"ready")
-        _Zygote(control, prepared, Disks(folder), hot_pages).serve()
+    _Zygote(control, prepared, Disks(folder), hot_pages).serve()
 
 
 def _load_everything() -> HotPages:
@@ -99,7 +97,10 @@ class _Fork:
 
 class _Zygote:
     def __init__(self, control: socket.socket, prepared: Prepared, disks: Disks, hot_pages: HotPages) -> None:
-        self._control = control
+        self._listener = control if control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+        self._clients: dict[int, socket.socket] = {}
+        self._running: dict[int, str] = {}
+        self._has_written_layers = False
         self._disks = disks
         self._prepared = prepared
         self._hot_pages = hot_pages
@@ -111,23 +112,33 @@ class _Zygote:
         self._spares: list[_Fork] = []
         self._starting: dict[int, _Fork] = {}
         self._poller = select.poll()
-        self._poller.register(control, select.POLLIN)
         self._poller.register(self._wake, select.POLLIN)
+        if self._listener is None:
+            self._greet(control)
+        else:
+            self._poller.register(control, select.POLLIN)
+            # Whoever started this process is there already.
+            self._accept()
 
     def serve(self) -> None:
         pause = _PAUSE_MS
-        while True:
+        while self._clients or (self._listener is not None and self._running):
             is_short = len(self._spares) < _SPARE_FORKS and not self._starting
             ready = {number for number, _ in self._poller.poll(pause if is_short else None)}
+            # Taken now: what is closed and opened below may have the same numbers.
+            clients = ready & self._clients.keys()
             # Those under way first: each has a client that waits.
             for number in ready & self._starting.keys():
                 self._give_ids(number)
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-                _reap()
-            if self._control.fileno() in ready and not self._take_order():
-                return
+                self._reap()
+            # The new before the old: if the last one has left, they count.
+            if self._listener is not None and self._listener.fileno() in ready:
+                self._accept()
+            for number in clients:
+                self._serve_client(number)
             if not ready and is_short:
                 pause = _PAUSE_MS if self._make_spare() else _PAUSE_AFTER_FAILURE_MS
 
@@ -139,9 +150,31 @@ class _Zygote:
             return False
         return True
 
-    def _take_order(self) -> bool:
+    def _accept(self) -> None:
+        if self._listener is not None:
+            client, _ = self._listener.accept()
+            self._greet(client)
+
+    def _greet(self, client: socket.socket) -> None:
+        self._poller.register(client, select.POLLIN)
+        self._clients[client.fileno()] = client
+        # It may be killed at any moment: its socket will tell.
+        with contextlib.suppress(OSError):
+            client.send(f"{READY} {os.getpid()}".encode())
+
+    def _serve_client(self, number: int) -> None:
+        """Do what a client says; forget it when it says no more."""
+        client = self._clients[number]
+        with contextlib.suppress(OSError):
+            if self._take_order(client):
+                return
+        self._poller.unregister(client)
+        self._clients.pop(number).close()
+        self._drop_unused()
+
+    def _take_order(self, client: socket.socket) -> bool:
         """Start one sandbox and say its process id, or drop a disk; False at the end of orders."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(client, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return False
         number, _, order = message.decode().partition(" ")
@@ -157,7 +190,13 @@ class _Zygote:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._control.send(f"{number} {reply}".encode()[:MAX_MESSAGE_BYTES])
+        try:
+            client.send(f"{number} {reply}".encode()[:MAX_MESSAGE_BYTES])
+        except OSError:
+            if reply.isdigit() and int(reply) in self._running:
+                # Nobody will ever know of this one.
+                os.kill(int(reply), signal.SIGKILL)
+            raise
         return True
 
     def _start(self, descriptors: list[int]) -> int:
@@ -165,13 +204,16 @@ class _Zygote:
         memory, *others = descriptors
         opened = [self._disks.open(order.disk, order.plan)]
         try:
-            opened += open_written_layers(order.plan.mounts[0])
+            layers = open_written_layers(order.plan.mounts[0])
+            opened += layers
+            self._has_written_layers |= bool(layers)
             fork = self._send_order(order, [memory, *opened, *others])
         finally:
             for descriptor in opened:
                 os.close(descriptor)
         number = fork.channel.fileno()
         self._starting[number] = fork
+        self._running[fork.pid] = order.disk.name
         self._poller.register(number, select.POLLIN)
         return fork.pid
 
@@ -189,6 +231,21 @@ class _Zygote:
         fork = self._fork(order.plan.namespaces, group)
         fork.send(descriptors, order.first_id)
         return fork
+
+    def _reap(self) -> None:
+        """Collect those that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                if self._running.pop(pid, None) is not None:
+                    self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Let go of the disks of sandboxes that have ended while nobody is there who would say so.
+
+        Where what one wrote has ever become a layer of another, all stay until this process ends.
+        """
+        if not self._clients and not self._has_written_layers:
+            self._disks.keep(set(self._running.values()))
 
     def _suits_spares(self, order: Order) -> bool:
         # One made ahead is in no control group of version 2.
@@ -237,9 +294,3 @@ class _Zygote:
                 child.become_sandbox(order, disk, others[:first], others[first:])
         finally:
             os._exit(1)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
