@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from models.states import Outcome, TrialState
+from models.states import LIVE_ATTEMPT_STATES, Outcome, TrialState
 from repositories.statistics import StatisticsRepository
 
 __all__ = ["ApiMetrics"]
@@ -74,6 +74,37 @@ class _QueueCollector(Collector):
             queue.oldest_queued_seconds,
         )
         yield _gauge("sandmill_workers_live", "Worker sessions with a lease.", queue.live_workers)
+        yield _gauge("sandmill_slots_free", "Slots of nodes that take work now.", queue.free_slots)
+        yield _gauge(
+            "sandmill_attempts_overdue",
+            "Attempts that no worker claimed in time and nobody has taken back yet.",
+            queue.overdue_attempts,
+        )
+        yield _gauge(
+            "sandmill_sandboxes_leaked",
+            "Sandboxes still noted as there two minutes after their attempt ended. Must be 0.",
+            queue.leaked_sandboxes,
+        )
+        yield _gauge(
+            "sandmill_dead_letters", "Trials given up and not looked at by anybody.", queue.dead_letters
+        )
+        yield _gauge("sandmill_webhooks_due", "Messages that should be sent now.", queue.due_deliveries)
+        yield _gauge(
+            "sandmill_webhooks_overdue_seconds",
+            "How long the oldest of them waits to be sent.",
+            queue.delivery_overdue_seconds,
+        )
+        yield _gauge(
+            "sandmill_database_oldest_transaction_seconds",
+            "Age of the oldest transaction: while it lasts, dead rows stay and the queue gets slower.",
+            queue.oldest_transaction_seconds,
+        )
+        attempts = GaugeMetricFamily(
+            "sandmill_attempts_live", "Attempts under way by state.", labels=["state"]
+        )
+        for live in LIVE_ATTEMPT_STATES:
+            attempts.add_metric([live], queue.attempts_by_state.get(live, 0))
+        yield attempts
         states = GaugeMetricFamily("sandmill_trials_open", "Unfinished trials by state.", labels=["state"])
         for state in set(TrialState) - {TrialState.FINISHED}:
             states.add_metric([state], queue.open_by_state.get(state, 0))

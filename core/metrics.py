@@ -15,6 +15,7 @@ from core.logging import get_logger
 __all__ = [
     "ATTEMPTS",
     "ATTEMPTS_RUNNING",
+    "ATTEMPT_NUMBER",
     "BELLS",
     "BELLS_RUNG",
     "DISPATCHED",
@@ -26,6 +27,7 @@ __all__ = [
     "LOG_BYTES",
     "LOOP_FAILURES",
     "LOOP_SUCCESS",
+    "QUEUE_WAIT_SECONDS",
     "REAPED",
     "REGISTRY",
     "SANDBOX_START_SECONDS",
@@ -38,6 +40,7 @@ log = get_logger(__name__)
 REGISTRY = CollectorRegistry()
 
 _FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_WAIT = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 _START = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 # Scheduler.
@@ -84,6 +87,15 @@ BELLS = Counter(
     "Bells that came in: claimed, duplicate (already here), stale (not to be claimed), refused (no valid lease).",
     ["result"],
     registry=REGISTRY,
+)
+ATTEMPT_NUMBER = Histogram(
+    "sandmill_attempt_number",
+    "Which try of its trial an attempt was.",
+    buckets=(1, 2, 3, 4, 6, 10),
+    registry=REGISTRY,
+)
+QUEUE_WAIT_SECONDS = Histogram(
+    "sandmill_queue_wait_seconds", "From queued to claimed.", buckets=_WAIT, registry=REGISTRY
 )
 FENCED_WRITES = Counter(
     "sandmill_fenced_writes",

@@ -46,7 +46,8 @@ SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, 
        t.cancel_mode, t.infra_losses, t.task_retries, t.rule_retries, t.job_id, t.batch_id, j.key AS job_key, j.spec,
        (SELECT b.traceparent FROM batches b WHERE b.id = t.batch_id) AS traceparent,
        extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds,
-       extract(epoch FROM c.start_deadline - clock_timestamp())::float8 AS start_left_seconds
+       extract(epoch FROM c.start_deadline - clock_timestamp())::float8 AS start_left_seconds,
+       extract(epoch FROM clock_timestamp() - t.queued_at)::float8 AS waited_seconds
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 """
 
@@ -165,6 +166,7 @@ class ClaimedAttempt:
     total_left_seconds: float | None
     start_left_seconds: float
     traceparent: str | None
+    waited_seconds: float
 
     @property
     def sandbox_name(self) -> str:

@@ -29,7 +29,14 @@ from core.errors import (
 from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
-from core.metrics import ATTEMPTS, FENCED_WRITES, LOG_BYTES, SANDBOX_START_SECONDS
+from core.metrics import (
+    ATTEMPT_NUMBER,
+    ATTEMPTS,
+    FENCED_WRITES,
+    LOG_BYTES,
+    QUEUE_WAIT_SECONDS,
+    SANDBOX_START_SECONDS,
+)
 from core.tracing import span
 from repositories.attempts import COLLECT_SECONDS, AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
@@ -105,6 +112,7 @@ class AttemptRunner:
             "sandmill.attempt.fence": claimed.fence,
             "sandmill.runtime": claimed.runtime,
         }
+        QUEUE_WAIT_SECONDS.observe(claimed.waited_seconds)
         with span(
             "attempt", parent=claimed.traceparent, link=rung_by, kind="consumer", attributes=attributes
         ):
@@ -452,6 +460,7 @@ class _Run:
             raise _DisownedError
         failpoint("worker.after_finish")
         ATTEMPTS.labels(end.outcome, verdict.failure.cls.value if verdict.failure else "none").inc()
+        ATTEMPT_NUMBER.observe(self._claimed.number)
         LOG_BYTES.inc(summary.stored_bytes)
         log.info(
             "attempt_finished",
