@@ -35,6 +35,7 @@ _BATCH_VIEW: Final = {
     "name": "nightly",
     "labels": {"model": "m1"},
     "priority": 0,
+    "concurrency": {"max": 64, "per_label": {"repo": 8}},
     "state": "finished",
     "implicit": False,
     "jobs": 1,

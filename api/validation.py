@@ -89,6 +89,8 @@ class JobChecker:
             implicit=False,
             jobs=tuple(specs),
             files=files,
+            max_running=envelope.concurrency.max,
+            max_per_label=envelope.concurrency.per_label,
         )
 
     def check_job(self, body: Any) -> NewBatch:

@@ -43,6 +43,7 @@ def to_batch_view(summary: BatchSummary) -> BatchView:
             "name": row.name,
             "labels": row.labels,
             "priority": row.priority,
+            "concurrency": {"max": row.max_running, "per_label": row.max_per_label},
             "state": row.state,
             "implicit": row.implicit,
             "cancel_requested": row.cancel_requested_at is not None,

@@ -1,5 +1,6 @@
 """SQL of batches: insert with all jobs and trials, look, list, cancel."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,8 +17,10 @@ __all__ = ["BatchRepository", "BatchRow", "CancelledTrial", "NewJobRow", "NewTri
 _WAITING = f"state IN ({sql_list(WAITING_TRIAL_STATES)})"
 
 _INSERT_BATCH = """
-INSERT INTO batches (id, tenant_id, name, labels, priority, implicit, job_count, trial_count)
-VALUES (%(id)s, %(tenant_id)s, %(name)s, %(labels)s, %(priority)s, %(implicit)s, %(jobs)s, %(trials)s)
+INSERT INTO batches (id, tenant_id, name, labels, priority, implicit, max_running, max_per_label, job_count,
+                     trial_count)
+VALUES (%(id)s, %(tenant_id)s, %(name)s, %(labels)s, %(priority)s, %(implicit)s, %(max_running)s, %(max_per_label)s,
+        %(jobs)s, %(trials)s)
 """
 
 # %()b sends the specs in binary: as text, each quote in them would be escaped twice, which took four times as long.
@@ -29,15 +32,23 @@ FROM unnest(%(ids)s::uuid[], %(keys)s::text[], %(kinds)s::text[], %(digests)s::t
   WITH ORDINALITY AS j(id, key, kind, digest, labels, spec, trials, n)
 """
 
+# A trial of a batch with caps waits before their gate (services/gates.py), all others are queued at once.
 # In the order of the jobs: `seq`, given on insert, is what first-come-first-served goes by.
 _INSERT_TRIALS = """
 INSERT INTO trials (id, tenant_id, batch_id, job_id, index, seed, priority, queue_deadline, runtime, cpu_millicores,
-                    memory_bytes)
+                    memory_bytes, gpu, queue, preemptible, node_labels, max_cpu_seconds, cap_labels,
+                    state, state_reason)
 SELECT i.id, %(tenant_id)s, %(batch_id)s, j.job_id, g.index, j.seed + g.index, j.priority,
-       clock_timestamp() + make_interval(secs => j.queue_seconds), j.runtime, j.cpu, j.memory
+       clock_timestamp() + make_interval(secs => j.queue_seconds), j.runtime, j.cpu, j.memory,
+       j.gpu, j.queue, j.preemptible, j.node_labels, j.max_cpu_seconds, j.cap_labels,
+       CASE WHEN j.cap_labels IS NULL THEN 'queued' ELSE 'blocked' END,
+       CASE WHEN j.cap_labels IS NOT NULL THEN 'concurrency' END
 FROM unnest(%(jobs)s::uuid[], %(counts)s::int[], %(firsts)s::int[], %(seeds)s::bigint[], %(priorities)s::smallint[],
-            %(queue_seconds)s::float8[], %(runtimes)s::text[], %(cpus)s::int[], %(memories)s::bigint[])
-       AS j(job_id, count, first, seed, priority, queue_seconds, runtime, cpu, memory)
+            %(queue_seconds)s::float8[], %(runtimes)s::text[], %(cpus)s::int[], %(memories)s::bigint[], %(gpus)s::int[],
+            %(queues)s::text[], %(preemptibles)s::bool[], %(node_labels)s::jsonb[], %(max_cpu_seconds)s::float8[],
+            %(cap_labels)s::jsonb[])
+       AS j(job_id, count, first, seed, priority, queue_seconds, runtime, cpu, memory, gpu, queue, preemptible,
+            node_labels, max_cpu_seconds, cap_labels)
   CROSS JOIN LATERAL generate_series(0, j.count - 1) AS g(index)
   JOIN unnest(%(ids)s::uuid[]) WITH ORDINALITY AS i(id, n) ON i.n = j.first + g.index + 1
 ORDER BY i.n
@@ -48,8 +59,8 @@ UPDATE batches SET traceparent = %(traceparent)s WHERE id = %(id)s AND tenant_id
 """
 
 _COLUMNS = """
-b.id, b.name, b.labels, b.priority, b.state, b.implicit, b.job_count, b.trial_count, b.cancel_requested_at,
-b.created_at, b.finished_at
+b.id, b.name, b.labels, b.priority, b.max_running, b.max_per_label, b.state, b.implicit, b.job_count, b.trial_count,
+b.cancel_requested_at, b.created_at, b.finished_at
 """
 
 _FIND = f"SELECT {_COLUMNS} FROM batches b WHERE b.id = %(id)s AND b.tenant_id = %(tenant_id)s"
@@ -112,7 +123,10 @@ class NewJobRow:
 
 @dataclass(frozen=True, slots=True)
 class NewTrials:
-    """The trials of one job. first: place of its first trial in the list of all trial ids. seed: of sample 0."""
+    """The trials of one job. first: place of its first trial in the list of all trial ids. seed: of sample 0.
+
+    cap_labels: None unless the batch has caps; else those of the job's labels that they look at.
+    """
 
     job_id: UUID
     count: int
@@ -123,6 +137,12 @@ class NewTrials:
     runtime: str
     cpu_millicores: int
     memory_bytes: int
+    gpu: int
+    queue: str
+    preemptible: bool
+    node_labels: Mapping[str, str]
+    max_cpu_seconds: float
+    cap_labels: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +153,8 @@ class BatchRow:
     name: str | None
     labels: dict[str, str]
     priority: int
+    max_running: int | None
+    max_per_label: dict[str, int]
     state: str
     implicit: bool
     job_count: int
@@ -162,6 +184,8 @@ class BatchRepository(TenantSqlRepository):
         labels: Mapping[str, str],
         priority: int,
         implicit: bool,
+        max_running: int | None,
+        max_per_label: Mapping[str, int],
         jobs: Sequence[NewJobRow],
         trials: Sequence[NewTrials],
         trial_ids: Sequence[UUID],
@@ -175,6 +199,8 @@ class BatchRepository(TenantSqlRepository):
                 "labels": Jsonb(labels),
                 "priority": priority,
                 "implicit": implicit,
+                "max_running": max_running,
+                "max_per_label": Jsonb(max_per_label),
                 "jobs": len(jobs),
                 "trials": len(trial_ids),
             },
@@ -245,5 +271,13 @@ class BatchRepository(TenantSqlRepository):
                 "runtimes": [t.runtime for t in trials],
                 "cpus": [t.cpu_millicores for t in trials],
                 "memories": [t.memory_bytes for t in trials],
+                "gpus": [t.gpu for t in trials],
+                "queues": [t.queue for t in trials],
+                "preemptibles": [t.preemptible for t in trials],
+                "node_labels": [json.dumps(dict(t.node_labels)) for t in trials],
+                "max_cpu_seconds": [t.max_cpu_seconds for t in trials],
+                "cap_labels": [
+                    None if t.cap_labels is None else json.dumps(dict(t.cap_labels)) for t in trials
+                ],
             },
         )

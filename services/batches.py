@@ -27,7 +27,10 @@ __all__ = ["BatchService", "BatchSummary", "Cancellation", "Created", "JobSummar
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A batch whose specs are checked. files: inputs that came inline, by digest; the caller stores them first."""
+    """A batch whose specs are checked. files: inputs that came inline, by digest; the caller stores them first.
+
+    max_running, max_per_label: its caps, on trials that run at a time; by label name for jobs that share its value.
+    """
 
     name: str | None
     labels: Mapping[str, str]
@@ -35,6 +38,8 @@ class NewBatch:
     implicit: bool
     jobs: tuple[JobSpec, ...]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    max_running: int | None = None
+    max_per_label: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,10 @@ class BatchService:
         first = 0
         for job_id, spec in zip(job_ids, batch.jobs, strict=True):
             jobs.append(_to_job_row(job_id, spec))
-            trials.append(_to_trials(job_id, spec, first=first, default_runtime=self._default_runtime))
+            caps = _cap_labels(batch, spec)
+            trials.append(
+                _to_trials(job_id, spec, first=first, default_runtime=self._default_runtime, cap_labels=caps)
+            )
             first += spec.trials.count
         self._batches.insert(
             batch_id,
@@ -187,6 +195,8 @@ class BatchService:
             labels=batch.labels,
             priority=batch.priority,
             implicit=batch.implicit,
+            max_running=batch.max_running,
+            max_per_label=batch.max_per_label,
             jobs=jobs,
             trials=trials,
             trial_ids=trial_ids,
@@ -206,7 +216,16 @@ def _to_job_row(job_id: UUID, spec: JobSpec) -> NewJobRow:
     )
 
 
-def _to_trials(job_id: UUID, spec: JobSpec, *, first: int, default_runtime: str) -> NewTrials:
+def _cap_labels(batch: NewBatch, spec: JobSpec) -> dict[str, str] | None:
+    """Give the job's labels that the batch's caps look at; None if it has no caps."""
+    if batch.max_running is None and not batch.max_per_label:
+        return None
+    return {name: spec.labels[name] for name in sorted(batch.max_per_label) if name in spec.labels}
+
+
+def _to_trials(
+    job_id: UUID, spec: JobSpec, *, first: int, default_runtime: str, cap_labels: Mapping[str, str] | None
+) -> NewTrials:
     return NewTrials(
         job_id=job_id,
         count=spec.trials.count,
@@ -217,6 +236,12 @@ def _to_trials(job_id: UUID, spec: JobSpec, *, first: int, default_runtime: str)
         runtime=spec.runtime or default_runtime,
         cpu_millicores=spec.resources.cpu_millicores,
         memory_bytes=spec.resources.memory_bytes,
+        gpu=spec.resources.gpu,
+        queue=spec.queue,
+        preemptible=spec.preemptible,
+        node_labels=spec.node_labels,
+        max_cpu_seconds=spec.resources.cpu_millicores / 1000 * spec.timeouts.total,
+        cap_labels=cap_labels,
     )
 
 

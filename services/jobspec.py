@@ -46,12 +46,13 @@ class StepRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Limits of the sandbox; the scheduler counts cpu and memory."""
+    """Limits of the sandbox; the scheduler counts cpu, memory and GPUs."""
 
     cpu_millicores: int = 1000
     memory_bytes: int = 512 << 20
     disk_bytes: int = 1 << 30
     pids: int = 256
+    gpu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ class RetryRule:
 class RetryBudget:
     """Extra attempts. infra failures and task failures have budgets apart. Seconds for the backoff.
 
-    rules: the first that matches a failure decides about it; without one its class does.
+    rules: the first that matches a failure decides about it; without one its class does. avoid_node: after an infra
+    failure, prefer other nodes.
     """
 
     infra_max: int = 3
@@ -212,6 +214,7 @@ class RetryBudget:
     initial_seconds: float = 1.0
     factor: float = 2.0
     cap_seconds: float = 60.0
+    avoid_node: bool = True
     rules: tuple[RetryRule, ...] = ()
 
     @property
@@ -227,7 +230,11 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One unit of work. `digest` covers all that decides the result, so not key, labels and priority."""
+    """One unit of work. `digest` covers all that decides the result, so neither names nor whose turn it is.
+
+    queue: named queue. node_labels: those that the node must have. preemptible: may be stopped and run again later
+    to make room.
+    """
 
     key: str
     image: str
@@ -236,6 +243,9 @@ class JobSpec:
     runtime: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
+    queue: str = "default"
+    preemptible: bool = False
+    node_labels: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
     workdir: str = "/workspace"
     env: Mapping[str, str] = field(default_factory=dict)
@@ -248,7 +258,7 @@ class JobSpec:
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` over the canonical JSON of everything but key, labels and priority."""
+        """`sha256:<hex>` over the canonical JSON of what decides the result."""
         return digest_of(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -274,9 +284,12 @@ class JobSpec:
         )
 
 
+_NOT_IN_DIGEST = frozenset({"key", "labels", "priority", "queue", "preemptible"})
+
+
 def digest_of(spec: Mapping[str, Any]) -> str:
     """Give `JobSpec.digest` for a spec that is at hand as JSON values already."""
-    body = {name: value for name, value in spec.items() if name not in {"key", "labels", "priority"}}
+    body = {name: value for name, value in spec.items() if name not in _NOT_IN_DIGEST}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field
 
 from api.schemas.base import RequestSchema, ResponseSchema
-from api.schemas.fields import Labels, Title
+from api.schemas.fields import LabelCaps, Labels, Title
 from api.schemas.jobs import JobRequestInBatch
 
 __all__ = [
@@ -23,12 +23,22 @@ __all__ = [
 MAX_JOBS = 10_000
 
 
+class ConcurrencyRequest(RequestSchema):
+    """How many trials of the batch may run at a time; what waits for that is `blocked` with reason `concurrency`."""
+
+    max: int | None = Field(default=None, ge=1, le=100_000, description="Of the whole batch.")
+    per_label: LabelCaps = Field(
+        default={}, description="By name of a job's label: most trials of jobs with the same value of it."
+    )
+
+
 class BatchEnvelope(RequestSchema):
     """A batch whose jobs are not looked at yet: they are checked one by one after the defaults are merged in."""
 
     name: Title | None = None
     labels: Labels = Field(default={})
     priority: int = Field(default=0, ge=-100, le=100)
+    concurrency: ConcurrencyRequest = ConcurrencyRequest()
     defaults: dict[str, Any] = Field(default={})
     jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)]
 
@@ -56,6 +66,13 @@ class CancelView(ResponseSchema):
     cancelling: int = Field(description="Trials that run and were told to stop.")
 
 
+class ConcurrencyView(ResponseSchema):
+    """The caps of a batch."""
+
+    max: int | None
+    per_label: dict[str, int]
+
+
 class CountsView(ResponseSchema):
     """Trials by where they are, and finished ones by how they ended. Absent names are zero."""
 
@@ -71,6 +88,7 @@ class BatchView(ResponseSchema):
     name: str | None
     labels: dict[str, str]
     priority: int
+    concurrency: ConcurrencyView
     state: Literal["running", "finished"]
     implicit: bool = Field(description="Made for a lone job.")
     cancel_requested: bool

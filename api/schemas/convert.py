@@ -59,7 +59,11 @@ def to_spec(job: JobRequest, *, priority: int, files: dict[str, bytes]) -> JobSp
             memory_bytes=job.resources.memory_mb.limit * MIB,
             disk_bytes=job.resources.disk_mb * MIB,
             pids=job.resources.pids,
+            gpu=job.resources.gpu,
         ),
+        queue=job.queue,
+        preemptible=job.preemptible,
+        node_labels=job.placement.labels,
         workdir=job.workdir,
         env=job.env,
         inputs=tuple(_to_input(item, job, files) for item in job.inputs),
@@ -145,6 +149,7 @@ def _to_retry(retry: RetryRequest) -> RetryBudget:
         initial_seconds=backoff.initial,
         factor=backoff.factor,
         cap_seconds=backoff.max,
+        avoid_node=retry.infra.avoid_node,
         rules=tuple(_to_rule(rule) for rule in retry.rules),
     )
 
@@ -172,11 +177,15 @@ def to_wire(spec: JobSpec) -> dict[str, Any]:
         "runtime": spec.runtime,
         "labels": dict(spec.labels),
         "priority": spec.priority,
+        "queue": spec.queue,
+        "preemptible": spec.preemptible,
+        "placement": {"labels": dict(spec.node_labels)},
         "resources": {
             "cpu": resources.cpu_millicores / 1000,
             "memory_mb": resources.memory_bytes // MIB,
             "disk_mb": resources.disk_bytes // MIB,
             "pids": resources.pids,
+            "gpu": resources.gpu,
         },
         "network": {"mode": "none"},
         "workdir": spec.workdir,
@@ -198,6 +207,7 @@ def to_wire(spec: JobSpec) -> dict[str, Any]:
             "infra": {
                 "max": retry.infra_max,
                 "backoff": _backoff_to_wire(retry.backoff),
+                "avoid_node": retry.avoid_node,
             },
             "task": {"max": retry.task_max},
             "rules": [_rule_to_wire(rule) for rule in retry.rules],

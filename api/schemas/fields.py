@@ -18,9 +18,12 @@ __all__ = [
     "FileText",
     "ImageRef",
     "JobKey",
+    "LabelCaps",
     "Labels",
+    "NodeLabels",
     "OctalMode",
     "ParserName",
+    "QueueName",
     "RewardKey",
     "StepName",
     "StepRef",
@@ -118,6 +121,7 @@ _BLOB_DIGEST = r"^sha256:[0-9a-f]{64}$"
 _OCTAL_MODE = r"^0?[0-7]{3}$"
 _REWARD_KEY = r"^[A-Za-z0-9._-]{1,100}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_QUEUE_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
 HEX_DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 PRINTABLE_PATTERN = r"^[\x21-\x7e]+$"
@@ -131,6 +135,7 @@ PATTERN_WORDS = {
     _OCTAL_MODE: "must be permission bits as three octal digits, as in '0644'",
     _REWARD_KEY: "must be 1 to 100 characters of A-Z a-z 0-9 . _ -",
     _ENV_NAME: "must be a variable name: a letter or _, then at most 127 letters, digits and _",
+    _QUEUE_NAME: "must be a queue name: a-z or a digit, then at most 62 of a-z 0-9 . _ -",
     _LABEL_NAME: "must be a label name: a letter or digit, then at most 62 of A-Z a-z 0-9 . _ / -",
     HEX_DIGEST_PATTERN: "must be 64 lowercase hex digits",
     PRINTABLE_PATTERN: "must be printable ASCII without blanks",
@@ -145,6 +150,7 @@ ParserName = Annotated[str, Field(pattern=_PARSER_NAME)]
 ImageRef = Annotated[str, Field(pattern=_IMAGE_REF)]
 BlobDigest = Annotated[str, Field(pattern=_BLOB_DIGEST)]
 OctalMode = Annotated[str, Field(pattern=_OCTAL_MODE, description="Permission bits as an octal string.")]
+QueueName = Annotated[str, Field(pattern=_QUEUE_NAME)]
 RewardKey = Annotated[str, Field(pattern=_REWARD_KEY)]
 
 ArgText = Annotated[str, Field(max_length=MAX_VALUE), AfterValidator(_no_nul)]
@@ -161,3 +167,5 @@ EnvMap = Annotated[dict[EnvName, ArgText], Field(max_length=256)]
 LabelName = Annotated[str, Field(pattern=_LABEL_NAME)]
 LabelValue = Annotated[str, Field(max_length=255), AfterValidator(_one_line)]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=64)]
+NodeLabels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
+LabelCaps = Annotated[dict[LabelName, Annotated[int, Field(ge=1, le=100_000)]], Field(max_length=8)]

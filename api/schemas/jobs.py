@@ -21,8 +21,10 @@ from api.schemas.fields import (
     ImageRef,
     JobKey,
     Labels,
+    NodeLabels,
     OctalMode,
     ParserName,
+    QueueName,
     RewardKey,
     ScriptText,
     StepName,
@@ -106,6 +108,17 @@ class ResourcesRequest(RequestSchema):
     memory_mb: Memory = Field(default=MemoryAmount(request=512, limit=512), description="MiB.")
     disk_mb: int = Field(default=1024, ge=1, le=1 << 20, description="MiB that can be written.")
     pids: int = Field(default=256, ge=8, le=65536, description="Processes and threads at a time.")
+    gpu: int = Field(
+        default=0, ge=0, le=64, description="Whole GPUs; only nodes that have some take the job."
+    )
+
+
+class PlacementRequest(RequestSchema):
+    """Which nodes may take the job."""
+
+    labels: NodeLabels = Field(
+        default={}, description="Labels that the node must have, each with this value."
+    )
 
 
 class NetworkRequest(RequestSchema):
@@ -327,6 +340,7 @@ class InfraRetryRequest(RequestSchema):
 
     max: int = Field(default=3, ge=0, le=10)
     backoff: BackoffRequest = BackoffRequest()
+    avoid_node: bool = Field(default=True, description="Prefer nodes on which the trial did not fail so.")
 
 
 class TaskRetryRequest(RequestSchema):
@@ -417,6 +431,12 @@ class JobRequest(RequestSchema):
     )
     labels: Labels = Field(default={})
     priority: int | None = Field(default=None, ge=-100, le=100, description="Default: the batch's.")
+    queue: QueueName = Field(default="default", description="A named queue, which operators pause and cap.")
+    preemptible: bool = Field(
+        default=False,
+        description="May be stopped, and run again later, to make room for a tenant below its guaranteed share.",
+    )
+    placement: PlacementRequest = PlacementRequest()
     resources: ResourcesRequest = ResourcesRequest()
     network: NetworkRequest = NetworkRequest()
     workdir: WorkPath = "/workspace"

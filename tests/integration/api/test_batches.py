@@ -51,7 +51,7 @@ def test_defaults_are_merged_under_each_job(api):
 
     jobs = api.client.get(f"/v1/batches/{batch['id']}/jobs").json()["items"]
     first, second = (api.client.get(f"/v1/jobs/{job['id']}").json()["spec"] for job in jobs)
-    assert first["resources"] == {"cpu": 2.0, "memory_mb": 1024, "disk_mb": 1024, "pids": 256}
+    assert first["resources"] == {"cpu": 2.0, "memory_mb": 1024, "disk_mb": 1024, "pids": 256, "gpu": 0}
     assert first["env"] == {"A": "1", "B": "2", "from": "x"}
     assert first["verdict"]["from"] == "log"
     assert first["priority"] == 5

@@ -46,7 +46,9 @@ def test_defaults_of_the_guide_are_those_of_the_schema():
     assert row("timeout").endswith(f"| {step['timeout']['default']:g} |")
     assert row("role").endswith(f"| `{step['role']['default']}` |")
     sizes = [resources[name]["default"] for name in ("cpu", "memory_mb")]
-    sizes = [size["limit"] for size in sizes] + [resources[name]["default"] for name in ("disk_mb", "pids")]
+    sizes = [size["limit"] for size in sizes] + [
+        resources[name]["default"] for name in ("disk_mb", "pids", "gpu")
+    ]
     assert row("resources").endswith(f"| {', '.join(f'{size:g}' for size in sizes)} |")
     waits = [timeouts[name]["default"] for name in ("queue", "start", "run", "idle", "total", "grace")]
     words = ["none" if wait is None else f"{wait:g}" for wait in waits]

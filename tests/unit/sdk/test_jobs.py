@@ -7,6 +7,7 @@ import pytest
 from api.validation import JobChecker
 from sandmill import (
     Artifact,
+    Concurrency,
     ExitCodeVerdict,
     Input,
     Job,
@@ -14,6 +15,7 @@ from sandmill import (
     JunitVerdict,
     LogVerdict,
     PatchStep,
+    Placement,
     Resources,
     Retry,
     RewardVerdict,
@@ -32,7 +34,10 @@ FULL = Job(
     runtime="local",
     labels={"a": "b"},
     priority=-3,
-    resources=Resources(cpu=1.5, memory_mb=64, disk_mb=10, pids=20),
+    queue="evals",
+    preemptible=True,
+    placement=Placement(labels={"zone": "a"}),
+    resources=Resources(cpu=1.5, memory_mb=64, disk_mb=10, pids=20, gpu=1),
     workdir="/testbed",
     env={"A": "1"},
     inputs=[
@@ -49,7 +54,7 @@ FULL = Job(
     artifacts=[Artifact("/logs/**", max_bytes=10, when="failed")],
     verdict=LogVerdict("unittest", "verify", ["t.A.b"], ("t.A.c",)),
     trials=Trials(4, seed=9),
-    retry=Retry(infra=1, task=2, initial=0.5, factor=3, cap=9),
+    retry=Retry(infra=1, task=2, initial=0.5, factor=3, cap=9, avoid_node=False),
 )
 
 
@@ -60,8 +65,10 @@ def check(job: Job) -> Any:
 def test_every_field_reaches_the_server() -> None:
     spec = check(FULL).to_json()
     assert (spec["key"], spec["image"], spec["runtime"], spec["priority"]) == ("full", "host", "local", -3)
+    assert (spec["queue"], spec["preemptible"], spec["node_labels"]) == ("evals", True, {"zone": "a"})
     assert spec["resources"] == {
         "cpu_millicores": 1500, "memory_bytes": 64 << 20, "disk_bytes": 10 << 20, "pids": 20,
+        "gpu": 1,
     }  # fmt: skip
     assert [(item["path"], item["before"]) for item in spec["inputs"]] == [
         ("/a", None), ("/b", None), ("/c", "verify"),
@@ -73,13 +80,20 @@ def test_every_field_reaches_the_server() -> None:
         {"B": "2"}, 1.5, True, True,
     )  # fmt: skip
     assert (list(verify["argv"]), verify["role"]) == (["python3", "-V"], "verify")
-    assert spec["timeouts"] == {"queue": 1, "start": 2, "total": 3, "grace": 4}
+    assert spec["timeouts"] == {"queue": 1, "start": 2, "total": 3, "grace": 4, "run": None, "idle": None}
     assert spec["trials"] == {"count": 4, "seed": 9}
     assert spec["retry"] == {
         "infra_max": 1, "task_max": 2, "initial_seconds": 0.5, "factor": 3, "cap_seconds": 9,
+        "avoid_node": False, "rules": [],
     }  # fmt: skip
     assert list(spec["verdict"]["pass_to_pass"]) == ["t.A.c"]
     assert [(rule["path"], rule["when"]) for rule in spec["artifacts"]] == [("/logs/**", "failed")]
+
+
+def test_caps_of_a_batch_reach_the_server() -> None:
+    caps = Concurrency(max=64, per_label={"repo": 8})
+    batch = CHECKER.check_batch({"concurrency": caps.to_json(), "jobs": [FULL.to_json()]})
+    assert (batch.max_running, batch.max_per_label) == (64, {"repo": 8})
 
 
 def test_bytes_arrive_as_they_are() -> None:

@@ -29,6 +29,7 @@ from sandmill.errors import (
 )
 from sandmill.jobs import (
     Artifact,
+    Concurrency,
     ExitCodeVerdict,
     Input,
     Job,
@@ -36,6 +37,7 @@ from sandmill.jobs import (
     JunitVerdict,
     LogVerdict,
     PatchStep,
+    Placement,
     Resources,
     Retry,
     RewardVerdict,
@@ -56,6 +58,7 @@ __all__ = [
     "BatchInfo",
     "Cancellation",
     "Client",
+    "Concurrency",
     "ConflictError",
     "ConnectionLostError",
     "ErrorDetail",
@@ -76,6 +79,7 @@ __all__ = [
     "NotSupportedError",
     "PatchStep",
     "PayloadTooLargeError",
+    "Placement",
     "ProtocolError",
     "QuotaExceededError",
     "Resources",

@@ -14,7 +14,7 @@ import httpx
 
 from sandmill.batches import BatchInfo, Cancellation, JobInfo
 from sandmill.errors import NotFoundError, WaitTimeoutError
-from sandmill.jobs import Job, JobDefaults
+from sandmill.jobs import Concurrency, Job, JobDefaults
 from sandmill.logs import LogStream
 from sandmill.outputs import ArtifactInfo
 from sandmill.record import Record
@@ -90,16 +90,19 @@ class Client:
         defaults: JobDefaults | None = None,
         labels: Mapping[str, str] | None = None,
         priority: int | None = None,
+        concurrency: Concurrency | None = None,
         idempotency_key: str | None = None,
     ) -> BatchInfo:
         """Submit jobs together; when this returns they are stored and will run, whatever crashes.
 
-        priority: -100..100. idempotency_key: of your own, when a restart of your program must not submit twice.
+        priority: -100..100. concurrency: how many may run at a time. idempotency_key: of your own, when a restart of
+        your program must not submit twice.
         """
         body = {
             "name": name,
             "labels": labels,
             "priority": priority,
+            "concurrency": None if concurrency is None else concurrency.to_json(),
             "defaults": None if defaults is None else defaults.to_json(),
             "jobs": [job.to_json() for job in jobs],
         }

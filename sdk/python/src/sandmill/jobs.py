@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 __all__ = [
     "Artifact",
+    "Concurrency",
     "ExitCodeVerdict",
     "Input",
     "Job",
@@ -17,6 +18,7 @@ __all__ = [
     "JunitVerdict",
     "LogVerdict",
     "PatchStep",
+    "Placement",
     "Resources",
     "Retry",
     "RewardVerdict",
@@ -58,12 +60,16 @@ def _to_wire(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources(_Wire):
-    """Hard limits of the sandbox. cpu: cores. memory_mb, disk_mb: MiB. pids: processes and threads at a time."""
+    """Hard limits of the sandbox. cpu: cores. memory_mb, disk_mb: MiB. pids: processes and threads at a time.
+
+    gpu: whole GPUs.
+    """
 
     cpu: float | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
     pids: int | None = None
+    gpu: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,7 @@ class Retry(_Wire):
     """Extra attempts, and the seconds between them.
 
     infra: after failures that are not the job's fault. task: after its own; 0 keeps samples independent.
+    avoid_node: after a failure of the first kind, prefer other nodes.
     """
 
     infra: int | None = None
@@ -246,12 +253,13 @@ class Retry(_Wire):
     initial: float | None = None
     factor: float | None = None
     cap: float | None = None
+    avoid_node: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Give plain JSON values."""
         backoff = {"initial": self.initial, "factor": self.factor, "max": self.cap}
         backoff = {name: value for name, value in backoff.items() if value is not None}
-        infra = {"max": self.infra, "backoff": backoff or None}
+        infra = {"max": self.infra, "backoff": backoff or None, "avoid_node": self.avoid_node}
         found = {
             "infra": {name: value for name, value in infra.items() if value is not None},
             "task": {} if self.task is None else {"max": self.task},
@@ -260,16 +268,38 @@ class Retry(_Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placement(_Wire):
+    """Which nodes may take a job. labels: that the node must have, each with this value."""
+
+    labels: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concurrency(_Wire):
+    """How many trials of a batch may run at a time.
+
+    max: of the whole batch. per_label: by name of a job's label, of the jobs that have the same value of it.
+    """
+
+    max: int | None = None
+    per_label: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDefaults(_Wire):
     """Fields that all jobs of a batch share. A job's own field wins; lists are replaced as a whole.
 
     image: `host` is the node's own read-only system, with nothing to pull. env: of every step. workdir: absolute.
+    preemptible: may be stopped and run again later, to make room for others.
     """
 
     image: str | None = None
     runtime: str | None = None
     labels: Mapping[str, str] | None = None
     priority: int | None = None
+    queue: str | None = None
+    preemptible: bool | None = None
+    placement: Placement | None = None
     resources: Resources | None = None
     workdir: str | None = None
     env: Mapping[str, str] | None = None
