@@ -19,6 +19,11 @@ COLLECT_SECONDS = 300.0
 _OVERDUE_SECONDS = 60.0
 """So long after a worker should have ended an attempt by itself, with all its own margins, the scheduler takes it."""
 
+_MOST_ADOPTIONS = 5
+_STEADY_SECONDS = 300.0
+"""An attempt is adopted at most so often in a row, each within this time after the one before: it may be what the
+workers die of."""
+
 # One statement, one commit: the claim, and the sandbox that is about to be made. A sandbox is in the table before
 # the runtime hears of it, so none is ever forgotten.
 _CLAIM = f"""
@@ -47,7 +52,9 @@ SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, 
        (SELECT b.traceparent FROM batches b WHERE b.id = t.batch_id) AS traceparent,
        extract(epoch FROM t.total_deadline - clock_timestamp())::float8 AS total_left_seconds,
        extract(epoch FROM c.start_deadline - clock_timestamp())::float8 AS start_left_seconds,
-       extract(epoch FROM clock_timestamp() - t.queued_at)::float8 AS waited_seconds
+       extract(epoch FROM clock_timestamp() - t.queued_at)::float8 AS waited_seconds,
+       extract(epoch FROM c.run_deadline - clock_timestamp())::float8 AS run_left_seconds,
+       extract(epoch FROM clock_timestamp() - c.claimed_at)::float8 AS elapsed_seconds, c.state, c.progress
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 """
 
@@ -57,6 +64,26 @@ _CLAIM_LOOKUP = (
     + f"WHERE c.{_MINE.replace(' AND ', ' AND c.')} AND c.state = 'starting'"
 )
 
+# From sessions that this node had since the machine was started, as long as nobody else may have the trial. What has
+# not begun to run is begun anew; the rest only where its sandbox can still be there.
+_ADOPT = f"""
+WITH adopted AS (
+  UPDATE attempts a
+  SET session_id = %(session_id)s, adopted_at = clock_timestamp(),
+      adoptions = CASE WHEN a.adopted_at > clock_timestamp() - make_interval(secs => {_STEADY_SECONDS})
+                       THEN a.adoptions + 1 ELSE 1 END
+  FROM worker_sessions s, trials t
+  WHERE a.session_id = s.id AND t.id = a.trial_id AND s.node_id = %(node_id)s AND s.boot_id = %(boot_id)s
+    AND s.ended_at IS NOT NULL AND s.adoptable_until > clock_timestamp() AND a.{_LIVE}
+    AND (a.state = 'starting' OR t.runtime = ANY(%(runtimes)s::text[]))
+    AND NOT (a.adoptions >= {_MOST_ADOPTIONS}
+             AND coalesce(a.adopted_at > clock_timestamp() - make_interval(secs => {_STEADY_SECONDS}), false))
+    AND EXISTS (SELECT 1 FROM worker_sessions o WHERE o.id = %(session_id)s AND o.ended_at IS NULL
+                AND o.lease_until > clock_timestamp())
+  RETURNING a.*
+)
+""" + _CLAIMED.format(source="adopted")
+
 # run_deadline is when the steps have to be over, by the run time of this attempt or the total of the trial.
 _RUNNING = f"""
 WITH until AS (
@@ -64,7 +91,8 @@ WITH until AS (
                clock_timestamp() + make_interval(secs => %(run)s)) AS deadline
   FROM trials t WHERE t.id = %(trial_id)s
 ), mine AS (
-  UPDATE attempts SET state = 'running', phase = %(phase)s, started_at = clock_timestamp(), run_deadline = u.deadline,
+  UPDATE attempts SET state = 'running', phase = %(phase)s, progress = %(progress)s::jsonb,
+    started_at = clock_timestamp(), run_deadline = u.deadline,
     overdue_at = u.deadline + make_interval(secs => %(grace)s + {_OVERDUE_SECONDS})
   FROM until u
   WHERE {_MINE} AND state = 'starting' RETURNING trial_id
@@ -79,14 +107,15 @@ SELECT 1 FROM mine
 """
 
 _PHASE = f"""
-UPDATE attempts SET phase = %(phase)s WHERE {_MINE} AND {_LIVE}
+UPDATE attempts SET phase = %(phase)s, progress = %(progress)s::jsonb WHERE {_MINE} AND {_LIVE}
 """
 
 _COLLECT_UNTIL = f"""greatest(t.total_deadline, clock_timestamp() + make_interval(secs => {COLLECT_SECONDS}))
                  + make_interval(secs => {_OVERDUE_SECONDS})"""
 
 _COLLECTING = f"""
-UPDATE attempts a SET state = 'collecting', phase = 'collect', overdue_at = {_COLLECT_UNTIL}
+UPDATE attempts a SET state = 'collecting', phase = 'collect', progress = %(progress)s::jsonb,
+  overdue_at = {_COLLECT_UNTIL}
 FROM trials t
 WHERE t.id = a.trial_id AND a.{_MINE.replace(" AND ", " AND a.")} AND a.state IN ('running', 'stopping')
 """
@@ -143,7 +172,9 @@ class ClaimedAttempt:
     """All that a worker needs to run one attempt.
 
     total_left_seconds: until the trial's total deadline; None before the first start. start_left_seconds: until the
-    attempt has to be running. Both by the database's clock, at the claim.
+    attempt has to be running. run_left_seconds: until its steps have to be over, once it is. elapsed_seconds: since the
+    first claim. All by the database's clock, at the claim. state, progress: of one that was adopted; a new one is in
+    state `starting`.
     """
 
     attempt_id: UUID
@@ -167,6 +198,10 @@ class ClaimedAttempt:
     start_left_seconds: float
     traceparent: str | None
     waited_seconds: float
+    run_left_seconds: float | None = None
+    elapsed_seconds: float = 0.0
+    state: str = "starting"
+    progress: dict[str, Any] | None = None
 
     @property
     def sandbox_name(self) -> str:
@@ -237,36 +272,58 @@ class AttemptRepository(SqlRepository):
         row = self._row(_CLAIM_LOOKUP, {"trial_id": trial_id, "fence": fence, "session_id": session_id})
         return None if row is None else ClaimedAttempt(**row)
 
+    def adopt(
+        self, *, session_id: UUID, node_id: UUID, boot_id: str, runtimes: Sequence[str]
+    ) -> list[ClaimedAttempt]:
+        """Take over what ended sessions of this node ran. runtimes: those whose sandboxes outlive a worker.
+
+        Left out is what was taken over again and again in a short time, and what may run elsewhere by now.
+        """
+        parameters = {
+            "session_id": session_id,
+            "node_id": node_id,
+            "boot_id": boot_id,
+            "runtimes": list(runtimes),
+        }
+        return [ClaimedAttempt(**row) for row in self._rows(_ADOPT, parameters)]
+
     def mark_running(
         self,
         attempt: ClaimedAttempt,
         session_id: UUID,
         *,
         phase: str,
+        progress: str | None = None,
         total_seconds: float,
         run_seconds: float | None = None,
         grace_seconds: float = 0.0,
     ) -> bool:
         """The sandbox answers. Starts the total deadline at the first start, the run time now. False: fenced off.
 
-        run_seconds None: no limit but the total.
+        run_seconds None: no limit but the total. progress: JSON of what another worker needs to go on, as below.
         """
         parameters = {
             **_key(attempt, session_id),
             "phase": phase,
+            "progress": progress,
             "total": total_seconds,
             "run": run_seconds,
             "grace": grace_seconds,
         }
         return bool(self._rows(_RUNNING, {**parameters, "sandbox": attempt.sandbox_name}))
 
-    def mark_phase(self, attempt: ClaimedAttempt, session_id: UUID, phase: str) -> bool:
+    def mark_phase(
+        self, attempt: ClaimedAttempt, session_id: UUID, phase: str, *, progress: str | None = None
+    ) -> bool:
         """Say what the attempt does now. False: fenced off."""
-        return self._count(_PHASE, {**_key(attempt, session_id), "phase": phase}) == 1
+        parameters = {**_key(attempt, session_id), "phase": phase, "progress": progress}
+        return self._count(_PHASE, parameters) == 1
 
-    def mark_collecting(self, attempt: ClaimedAttempt, session_id: UUID) -> bool:
+    def mark_collecting(
+        self, attempt: ClaimedAttempt, session_id: UUID, *, progress: str | None = None
+    ) -> bool:
         """Steps are over, files are being kept. False: fenced off."""
-        return self._count(_COLLECTING, _key(attempt, session_id)) == 1
+        return self._count(_COLLECTING, {**_key(attempt, session_id), "progress": progress}) == 1
 
     def mark_stopping(self, attempt: ClaimedAttempt, session_id: UUID) -> None:
         """A cancel has reached the worker."""

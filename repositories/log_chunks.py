@@ -1,13 +1,13 @@
 """SQL of log chunks on the worker's side: append and read back for the verdict."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from repositories.base import SqlRepository
 
-__all__ = ["Chunk", "LogChunkRepository"]
+__all__ = ["Chunk", "LogChunkRepository", "StoredLog"]
 
 # %()b sends the bytes as they are: as text each would be escaped.
 _APPEND = """
@@ -21,6 +21,20 @@ _READ_STEP = """
 SELECT bytes FROM log_chunks
 WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND step = %(step)s ORDER BY seq
 """
+
+
+_STORED = """
+SELECT step, count(*)::int AS chunks, sum(length(bytes))::bigint AS bytes FROM log_chunks
+WHERE trial_id = %(trial_id)s AND fence = %(fence)s GROUP BY step
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLog:
+    """What is stored of an attempt's log so far. next_seq: number of the next chunk. step_bytes: by step."""
+
+    next_seq: int = 0
+    step_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,11 @@ class LogChunkRepository(SqlRepository):
                 "bytes": [c.data for c in chunks],
             },
         )
+
+    def stored(self, trial_id: UUID, fence: int) -> StoredLog:
+        """Say how far the log of an attempt is stored."""
+        rows = self._rows(_STORED, {"trial_id": trial_id, "fence": fence})
+        return StoredLog(sum(row["chunks"] for row in rows), {row["step"]: row["bytes"] for row in rows})
 
     def read_step(self, trial_id: UUID, fence: int, step: str) -> bytes:
         """All stored output of one step, both streams in their one order."""

@@ -33,6 +33,7 @@ WITH lost AS (
   SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s::jsonb
   FROM worker_sessions s
   WHERE a.session_id = s.id AND s.ended_at IS NOT NULL AND a.{_LIVE}
+    AND (s.adoptable_until IS NULL OR s.adoptable_until + make_interval(secs => %(grace)s) < clock_timestamp())
   RETURNING a.trial_id, a.fence, a.node_id, false AS was_starting
 ){_REMOVED_AND_LOST}"""
 
@@ -100,9 +101,13 @@ class LostAttempt:
 class LostAttemptRepository(SqlRepository):
     """Marks attempts lost and moves their trials on. Failures are JSON texts."""
 
-    def lose_with_session(self, failure: str) -> list[LostAttempt]:
-        """Mark the live attempts of ended sessions."""
-        return [LostAttempt(**row) for row in self._rows(_LOSE_WITH_SESSION, {"failure": failure})]
+    def lose_with_session(self, failure: str, *, grace_seconds: float) -> list[LostAttempt]:
+        """Mark the live attempts of ended sessions.
+
+        Those that the next session of the node may adopt are left to it for so long after the old lease.
+        """
+        parameters = {"failure": failure, "grace": grace_seconds}
+        return [LostAttempt(**row) for row in self._rows(_LOSE_WITH_SESSION, parameters)]
 
     def lose_orphan(
         self, trial_id: UUID, fence: int, *, session_id: UUID, failure: str

@@ -18,14 +18,22 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, runtimes = excluded.runtime
   cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes
 """
 
+# What the old session ran may still run, so that this one can take it over: for as long as the old lease would have
+# held, since nothing may start anywhere else before. Sandboxes do not outlive the machine's own restart.
 _SUPERSEDE = """
-UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'superseded'
+UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'superseded',
+                           adoptable_until = CASE WHEN boot_id = %(boot_id)s THEN lease_until END
 WHERE node_id = %(node_id)s AND ended_at IS NULL
 """
 
 _OPEN = """
-INSERT INTO worker_sessions (id, node_id, pid, version, lease_until)
-VALUES (%(id)s, %(node_id)s, %(pid)s, %(version)s, clock_timestamp() + make_interval(secs => %(lease)s))
+INSERT INTO worker_sessions (id, node_id, pid, version, boot_id, lease_until)
+VALUES (%(id)s, %(node_id)s, %(pid)s, %(version)s, %(boot_id)s,
+        clock_timestamp() + make_interval(secs => %(lease)s))
+"""
+
+_GIVE_UP_REST = """
+UPDATE worker_sessions SET adoptable_until = NULL WHERE node_id = %(node_id)s AND adoptable_until IS NOT NULL
 """
 
 # A lapsed lease is never revived: whoever let it lapse has lost its attempts and opens a new session.
@@ -87,8 +95,13 @@ class SessionRepository(SqlRepository):
         pid: int,
         version: str,
         lease_seconds: float,
+        boot_id: str | None = None,
     ) -> None:
-        """Register the node, end whatever session it had, open this one."""
+        """Register the node, end whatever session it had, open this one.
+
+        boot_id: of the machine since its last start. What an earlier session with the same one ran can be adopted;
+        with another, or without, it is lost.
+        """
         self._count(
             _UPSERT_NODE,
             {
@@ -100,11 +113,22 @@ class SessionRepository(SqlRepository):
                 "slots": slots,
             },
         )
-        self._count(_SUPERSEDE, {"node_id": node_id})
+        self._count(_SUPERSEDE, {"node_id": node_id, "boot_id": boot_id})
         self._count(
             _OPEN,
-            {"id": session_id, "node_id": node_id, "pid": pid, "version": version, "lease": lease_seconds},
+            {
+                "id": session_id,
+                "node_id": node_id,
+                "pid": pid,
+                "version": version,
+                "boot_id": boot_id,
+                "lease": lease_seconds,
+            },
         )
+
+    def give_up_rest(self, node_id: UUID) -> None:
+        """What earlier sessions of this node still hold is lost from now on; nothing of it runs any more."""
+        self._count(_GIVE_UP_REST, {"node_id": node_id})
 
     def renew(self, session_id: UUID, *, lease_seconds: float) -> bool:
         """Extend the lease. False: it has lapsed or was ended; all its attempts are lost."""

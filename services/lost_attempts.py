@@ -38,10 +38,13 @@ _NOT_ENDED = Failure(
 )
 
 
-def reap_ended_sessions(connection: Connection, *, rng: Random) -> int:
-    """Move on the trials of all ended sessions; gives how many attempts were lost."""
+def reap_ended_sessions(connection: Connection, *, grace_seconds: float, rng: Random) -> int:
+    """Move on the trials of all ended sessions; gives how many attempts were lost.
+
+    grace_seconds: after the old lease, for which the next session of the node is waited for.
+    """
     repository = LostAttemptRepository(connection)
-    lost = repository.lose_with_session(to_jsonb(_NODE_LOST.to_json()))
+    lost = repository.lose_with_session(to_jsonb(_NODE_LOST.to_json()), grace_seconds=grace_seconds)
     for attempt in lost:
         _move_on(repository, attempt, _NODE_LOST, rng=rng)
     return len(lost)

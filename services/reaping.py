@@ -57,7 +57,7 @@ class Reaper:
                 REAPED.labels("session").inc(ended)
                 if ended:
                     log.warning("sessions_lapsed", count=ended)
-            lost = reap_ended_sessions(connection, rng=self._rng)
+            lost = reap_ended_sessions(connection, grace_seconds=self._grace, rng=self._rng)
             overdue = self._take_overdue(connection) if lapsed_sessions else 0
             failpoint("reap.before_commit")
         failpoint("reap.after_commit")
