@@ -15,7 +15,7 @@ from api.middleware import RequestMiddleware
 from api.openapi_examples import add_response_examples
 from api.openapi_parts import add_request_schemas
 from api.query import refuse_unknown_parameters
-from api.routes import admin, attempts, batches, blobs, health, jobs, reports, trials, usage
+from api.routes import admin, attempts, batches, blobs, dead_letters, health, jobs, reports, trials, usage
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from core.blobstore import BlobStore
@@ -85,7 +85,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
     install_error_handlers(app)
-    for part in (admin, usage, batches, reports, jobs, trials, attempts, blobs, health):
+    for part in (admin, usage, batches, reports, jobs, trials, attempts, dead_letters, blobs, health):
         app.include_router(part.router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
     return app

@@ -29,6 +29,7 @@ _FAILURE: Final = {
     "oom": False,
     "timed_out": False,
     "retryable": False,
+    "retry_after_seconds": None,
 }
 _BATCH_VIEW: Final = {
     "id": _BATCH,
@@ -72,6 +73,7 @@ _TRIAL_VIEW: Final = {
     "attempts_used": 1,
     "infra_losses": 0,
     "task_retries": 0,
+    "replay_of": None,
     "created_at": _SUBMITTED,
     "started_at": _STARTED,
     "finished_at": _FINISHED,
@@ -96,6 +98,7 @@ _ATTEMPT_VIEW: Final = {
             "duration_ms": 66,
             "error": None,
             "patch_rejected": False,
+            "is_idle": False,
         }
     ],
     "tests": {"counts": {}, "fail_to_pass": None, "pass_to_pass": None},
@@ -105,6 +108,29 @@ _ATTEMPT_VIEW: Final = {
     "claimed_at": _SUBMITTED,
     "started_at": _STARTED,
     "finished_at": _FINISHED,
+}
+_DEAD_LETTER_VIEW: Final = {
+    "trial_id": _TRIAL,
+    "batch_id": _BATCH,
+    "job_id": _JOB,
+    "job_key": "hello",
+    "state": "open",
+    "code": "poison",
+    "failure": {
+        **_FAILURE,
+        "class": "infra",
+        "code": "poison",
+        "message": "3 different nodes were lost under it: it is not tried again; last: the worker that ran this attempt"
+        " went away",
+        "step": None,
+        "exit_code": None,
+    },
+    "attempts": 3,
+    "nodes_lost": 3,
+    "created_at": _FINISHED,
+    "replayed_as": None,
+    "replayed_at": None,
+    "discarded_at": None,
 }
 _CHUNK: Final = {
     "seq": 0,
@@ -126,6 +152,13 @@ EXAMPLES: Final[dict[str, Any]] = {
     "BatchView": _BATCH_VIEW,
     "BlobView": {"digest": _DIGEST, "size_bytes": 147},
     "CancelView": {"cancelled": 1, "cancelling": 1},
+    "DeadLetterView": _DEAD_LETTER_VIEW,
+    "ReplayView": {
+        "trial_id": "01a22df2-9d11-7c2e-9a40-5f3c86e1b2d7",
+        "job_id": "01a22df2-9d10-7a55-8b0e-3c1f0c9d7e42",
+        "batch_id": "01a22df2-9d0f-7d31-b6a7-0e5a4b8f9c13",
+        "replay_of": _TRIAL,
+    },
     "ErrorView": {
         "code": "invalid_request",
         "message": "jobs[0].steps[0].timeout: must be more than 0",
@@ -148,6 +181,7 @@ EXAMPLES: Final[dict[str, Any]] = {
         }
     ),
     "Page_BatchView_": _page(_BATCH_VIEW),
+    "Page_DeadLetterView_": _page(_DEAD_LETTER_VIEW),
     "Page_JobView_": _page(_JOB_VIEW),
     "Page_TrialView_": _page(_TRIAL_VIEW),
     "TrialDetailView": {**_TRIAL_VIEW, "attempts": [_ATTEMPT_VIEW]},

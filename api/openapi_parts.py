@@ -7,12 +7,20 @@ from pydantic.json_schema import models_json_schema
 
 from api.schemas.admin import KeyRequest, QueueRequest
 from api.schemas.batches import BatchRequest, CancelRequest
+from api.schemas.dead_letters import ReplayRequest
 from api.schemas.jobs import JobRequest
 
 __all__ = ["BINARY_REQUEST", "add_request_schemas", "json_request"]
 
 _REF = "#/components/schemas/{model}"
-_REQUESTS: tuple[type[BaseModel], ...] = (BatchRequest, JobRequest, CancelRequest, KeyRequest, QueueRequest)
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    BatchRequest,
+    JobRequest,
+    CancelRequest,
+    KeyRequest,
+    QueueRequest,
+    ReplayRequest,
+)
 
 BINARY_REQUEST: dict[str, Any] = {
     "requestBody": {

@@ -19,6 +19,7 @@ from core.config import Settings
 from core.errors import ForbiddenError, UnauthenticatedError
 from services.batches import BatchService
 from services.blobs import BlobService
+from services.dead_letters import DeadLetterService
 from services.idempotency import RequestIdentity, hash_request
 from services.log_hub import LogHub
 from services.tenants import Authenticator, Operator, Principal
@@ -52,6 +53,10 @@ class ApiServices:
     def trials(self, connection: Connection, caller: Principal) -> TrialService:
         """Trials of the caller's tenant."""
         return TrialService(connection, caller.tenant_id)
+
+    def dead_letters(self, connection: Connection, caller: Principal) -> DeadLetterService:
+        """Dead letters of the caller's tenant."""
+        return DeadLetterService(connection, caller.tenant_id, self.batches(connection, caller))
 
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""

@@ -2,6 +2,7 @@
 
 from api.schemas.batches import BatchView, CancelView, CountsView, JobDetail, JobView
 from api.schemas.convert import to_wire
+from api.schemas.dead_letters import DeadLetterView
 from api.schemas.logs import BlobView
 from api.schemas.trials import (
     ArtifactView,
@@ -16,8 +17,10 @@ from api.schemas.trials import (
 )
 from core.blobstore import StoredBlob
 from repositories.artifacts import ArtifactRow
+from repositories.dead_letters import DeadLetterRow
 from repositories.trials_read import AttemptRow, TrialRow
 from services.batches import BatchSummary, Cancellation, JobSummary, TrialCounts
+from services.dead_letters import state_of
 from services.jobspec import JobSpec
 from services.trials import TrialDetails
 
@@ -27,6 +30,7 @@ __all__ = [
     "to_batch_view",
     "to_blob_view",
     "to_cancel_view",
+    "to_dead_letter_view",
     "to_job_detail",
     "to_job_view",
     "to_trial_detail",
@@ -115,6 +119,25 @@ def to_artifact_view(row: ArtifactRow) -> ArtifactView:
     )
 
 
+def to_dead_letter_view(row: DeadLetterRow) -> DeadLetterView:
+    """Show a dead letter."""
+    return DeadLetterView(
+        trial_id=row.trial_id,
+        batch_id=row.batch_id,
+        job_id=row.job_id,
+        job_key=row.job_key,
+        state=state_of(row),
+        code=row.code,
+        failure=FailureView.model_validate(row.failure),
+        attempts=row.attempts,
+        nodes_lost=row.nodes_lost,
+        created_at=row.created_at,
+        replayed_as=row.replayed_as,
+        replayed_at=row.replayed_at,
+        discarded_at=row.discarded_at,
+    )
+
+
 def to_blob_view(blob: StoredBlob) -> BlobView:
     """Show a blob."""
     return BlobView(digest=blob.digest, size_bytes=blob.size_bytes)
@@ -161,6 +184,7 @@ def _trial_fields(row: TrialRow) -> dict[str, object]:
         "attempts_used": row.attempts_used,
         "infra_losses": row.infra_losses,
         "task_retries": row.task_retries,
+        "replay_of": row.replay_of,
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,

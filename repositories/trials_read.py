@@ -12,7 +12,7 @@ __all__ = ["AttemptRow", "TrialFilter", "TrialReadRepository", "TrialRow"]
 
 _COLUMNS = """
 t.id, t.batch_id, t.job_id, j.key AS job_key, j.labels, t.index, t.seed, t.state, t.state_reason, t.outcome, t.failure,
-t.rewards, t.desired, t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.runtime,
+t.rewards, t.desired, t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.replay_of, t.runtime,
 t.cpu_millicores, t.memory_bytes, t.created_at, t.queued_at, t.started_at, t.finished_at
 """
 
@@ -81,6 +81,7 @@ class TrialRow:
     attempts_used: int
     infra_losses: int
     task_retries: int
+    replay_of: UUID | None
     runtime: str | None
     cpu_millicores: int
     memory_bytes: int

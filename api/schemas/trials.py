@@ -42,6 +42,9 @@ class FailureView(_StoredView):
     oom: bool = False
     timed_out: bool = False
     retryable: bool = False
+    retry_after_seconds: float | None = Field(
+        default=None, description="How long whoever refused asked to be left alone."
+    )
 
 
 class StepView(_StoredView):
@@ -56,6 +59,7 @@ class StepView(_StoredView):
     duration_ms: int = 0
     error: str | None = None
     patch_rejected: bool = False
+    is_idle: bool = Field(default=False, description="Timed out by `timeouts.idle`, not by its own time.")
 
 
 class TestSetView(_StoredView):
@@ -132,6 +136,7 @@ class TrialView(ResponseSchema):
     attempts_used: int
     infra_losses: int
     task_retries: int
+    replay_of: UUID | None = Field(description="The dead trial that this one runs again.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

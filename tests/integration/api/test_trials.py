@@ -63,7 +63,7 @@ def test_a_trial_shows_its_attempt_steps_failure_and_tests(own_api, graded):
     trial = own_api.client.get(f"/v1/trials/{graded['trial']}").json()
 
     assert (trial["state"], trial["outcome"], trial["rewards"]) == ("finished", "failed", {"reward": 0.5})
-    assert trial["failure"] == {**FAILURE, "class": "task"}
+    assert trial["failure"] == {**FAILURE, "class": "task", "retry_after_seconds": None}
     (attempt,) = trial["attempts"]
     assert (attempt["number"], attempt["state"], attempt["outcome"], attempt["node"]) == (
         1,

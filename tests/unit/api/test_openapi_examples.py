@@ -9,6 +9,7 @@ from api.openapi_examples import EXAMPLES
 from api.routes.health import HealthView, VersionView
 from api.schemas.admin import AdminEventView, KeyView, NewKeyView, NodeView, QueueView
 from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
+from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
 from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
@@ -21,6 +22,7 @@ MODELS = {
     "BatchView": BatchView,
     "BlobView": BlobView,
     "CancelView": CancelView,
+    "DeadLetterView": DeadLetterView,
     "ErrorView": ErrorView,
     "HealthView": HealthView,
     "JobDetail": JobDetail,
@@ -36,8 +38,10 @@ MODELS = {
     "UsageView": UsageView,
     "Page_ArtifactView_": Page[ArtifactView],
     "Page_BatchView_": Page[BatchView],
+    "Page_DeadLetterView_": Page[DeadLetterView],
     "Page_JobView_": Page[JobView],
     "Page_TrialView_": Page[TrialView],
+    "ReplayView": ReplayView,
     "TrialDetailView": TrialDetailView,
     "VersionView": VersionView,
 }

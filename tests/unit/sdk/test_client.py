@@ -5,6 +5,7 @@ import re
 import httpx
 import pytest
 
+from api.openapi_examples import EXAMPLES
 from sandmill import (
     Client,
     ConflictError,
@@ -132,6 +133,26 @@ def test_ids_cannot_reach_another_route() -> None:
     assert server.requests[0].url.raw_path == b"/v1/batches/..%2Fjobs%3Fx%3D%23"
     with pytest.raises(ValueError, match="is no id"):
         server.client.get_batch("..")
+
+
+def test_dead_letters_are_listed_replayed_and_discarded() -> None:
+    letter = {**EXAMPLES["DeadLetterView"], "failure": {**EXAMPLES["DeadLetterView"]["failure"]}}
+    server = Server(
+        httpx.Response(200, json={"items": [letter], "next_cursor": None}),
+        httpx.ReadError("reset"),
+        httpx.Response(202, json=EXAMPLES["ReplayView"]),
+        httpx.Response(200, json={**letter, "state": "discarded", "discarded_at": "2026-01-02T03:04:05Z"}),
+    )
+    (found,) = server.client.iter_dead_letters()
+    assert (found.code, found.failure.code, found.nodes_lost, found.state) == ("poison", "poison", 3, "open")
+    assert server.client.replay_dead_letter(found.trial_id, force=True).replay_of == found.trial_id
+    discarded = server.client.discard_dead_letter(found.trial_id)
+    assert discarded.discarded_at is not None
+    listed, lost, replayed, _ = server.requests
+    assert listed.url.params["state"] == "open"
+    # With force a repeat would make one more, were it not for the key.
+    assert lost.headers["Idempotency-Key"] == replayed.headers["Idempotency-Key"]
+    assert json.loads(replayed.content) == {"force": True}
 
 
 def test_lists_are_read_page_by_page() -> None:

@@ -18,6 +18,7 @@ from sandmill import (
     Placement,
     Resources,
     Retry,
+    RetryRule,
     RewardVerdict,
     Step,
     Timeouts,
@@ -50,11 +51,25 @@ FULL = Job(
         Step("run", "echo", cwd="/x", env={"B": "2"}, timeout=1.5, streams="merged", blame="infra"),
         Step("verify", argv=("python3", "-V"), role="verify"),
     ],
-    timeouts=Timeouts(queue=1, start=2, total=3, grace=4),
+    timeouts=Timeouts(queue=1, start=2, run=2.5, idle=1.5, total=3, grace=4),
     artifacts=[Artifact("/logs/**", max_bytes=10, when="failed")],
     verdict=LogVerdict("unittest", "verify", ["t.A.b"], ("t.A.c",)),
     trials=Trials(4, seed=9),
-    retry=Retry(infra=1, task=2, initial=0.5, factor=3, cap=9, avoid_node=False),
+    retry=Retry(
+        infra=1,
+        task=2,
+        initial=0.5,
+        factor=3,
+        cap=9,
+        avoid_node=False,
+        rules=[
+            RetryRule(action="fail", code="oom_limit"),
+            RetryRule(
+                action="retry", failure_class="task", exit_code=[75, "100-110"], max=1, initial=5, cap=6
+            ),
+            RetryRule(action="retry", signal=["SIGKILL", 6]),
+        ],
+    ),
 )
 
 
@@ -80,11 +95,18 @@ def test_every_field_reaches_the_server() -> None:
         {"B": "2"}, 1.5, True, True,
     )  # fmt: skip
     assert (list(verify["argv"]), verify["role"]) == (["python3", "-V"], "verify")
-    assert spec["timeouts"] == {"queue": 1, "start": 2, "total": 3, "grace": 4, "run": None, "idle": None}
+    assert spec["timeouts"] == {"queue": 1, "start": 2, "run": 2.5, "idle": 1.5, "total": 3, "grace": 4}
     assert spec["trials"] == {"count": 4, "seed": 9}
+    rules = spec["retry"].pop("rules")
+    assert [(rule["retry"], list(rule["codes"]), list(rule["classes"])) for rule in rules] == [
+        (False, ["oom_limit"], []), (True, [], ["task"]), (True, [], []),
+    ]  # fmt: skip
+    assert [list(pair) for pair in rules[1]["exit_codes"]] == [[75, 75], [100, 110]]
+    assert (rules[1]["max"], rules[1]["backoff"]) == (1, {"initial": 5, "factor": 2, "cap": 6})
+    assert list(rules[2]["signals"]) == [9, 6]
     assert spec["retry"] == {
         "infra_max": 1, "task_max": 2, "initial_seconds": 0.5, "factor": 3, "cap_seconds": 9,
-        "avoid_node": False, "rules": [],
+        "avoid_node": False,
     }  # fmt: skip
     assert list(spec["verdict"]["pass_to_pass"]) == ["t.A.c"]
     assert [(rule["path"], rule["when"]) for rule in spec["artifacts"]] == [("/logs/**", "failed")]

@@ -9,6 +9,7 @@ with Client() as client:                     # SANDMILL_API_URL, SANDMILL_API_KE
 
 from sandmill.batches import BatchInfo, Cancellation, JobInfo, TrialCounts
 from sandmill.client import Client
+from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import (
     ConflictError,
     ConnectionLostError,
@@ -40,6 +41,7 @@ from sandmill.jobs import (
     Placement,
     Resources,
     Retry,
+    RetryRule,
     RewardVerdict,
     Step,
     Timeouts,
@@ -61,6 +63,7 @@ __all__ = [
     "Concurrency",
     "ConflictError",
     "ConnectionLostError",
+    "DeadLetter",
     "ErrorDetail",
     "ExitCodeVerdict",
     "Failure",
@@ -82,9 +85,11 @@ __all__ = [
     "Placement",
     "ProtocolError",
     "QuotaExceededError",
+    "Replay",
     "Resources",
     "Retry",
     "RetryPolicy",
+    "RetryRule",
     "RewardVerdict",
     "SandmillError",
     "Step",

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from sandmill.batches import BatchInfo, Cancellation, JobInfo
+from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import NotFoundError, WaitTimeoutError
 from sandmill.jobs import Concurrency, Job, JobDefaults
 from sandmill.logs import LogStream
@@ -177,6 +178,22 @@ class Client:
     def cancel_trial(self, trial_id: str, *, mode: Literal["graceful", "force"] = "graceful") -> Cancellation:
         """Cancel one trial; one that has ended stays as it is."""
         return self._cancel(f"/v1/trials/{_part(trial_id)}/cancel", mode)
+
+    def iter_dead_letters(
+        self, *, state: Literal["open", "replayed", "discarded"] | None = "open"
+    ) -> Iterator[DeadLetter]:
+        """Give the trials that the infrastructure could not bring to a verdict, newest first. state None: all."""
+        return self._list("/v1/dead-letters", DeadLetter.from_json, {"state": state})
+
+    def replay_dead_letter(self, trial_id: str, *, force: bool = False) -> Replay:
+        """Run a dead trial again, as a lone job. Once: another call gives the same replay, unless force is set."""
+        path = f"/v1/dead-letters/{_part(trial_id)}/replay"
+        return Replay.from_json(self._create(path, {"force": force}, None))
+
+    def discard_dead_letter(self, trial_id: str) -> DeadLetter:
+        """Take a dead letter off the open ones; again is no error."""
+        path = f"/v1/dead-letters/{_part(trial_id)}/discard"
+        return DeadLetter.from_json(self._transport.json(Call("POST", path)))
 
     @overload
     def report(self, batch_id: str, format: Literal["json"] = "json") -> dict[str, Any]: ...

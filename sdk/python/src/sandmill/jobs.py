@@ -21,6 +21,7 @@ __all__ = [
     "Placement",
     "Resources",
     "Retry",
+    "RetryRule",
     "RewardVerdict",
     "Role",
     "Step",
@@ -161,10 +162,16 @@ class PatchStep(_Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts(_Wire):
-    """Seconds. queue: accepted to first start. start: to running. total: over all attempts. grace: TERM to KILL."""
+    """Seconds. Of the trial: queue, accepted to first start; total, first start to end, over all attempts.
+
+    Of each attempt: start, dispatch to running; run, running to the end of its steps; idle, how long a step may neither
+    print nor use the CPU. grace: TERM to KILL.
+    """
 
     queue: float | None = None
     start: float | None = None
+    run: float | None = None
+    idle: float | None = None
     total: float | None = None
     grace: float | None = None
 
@@ -241,11 +248,47 @@ class Trials(_Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRule(_Wire):
+    """What to do about failures that match in all that is named, by one of its values; with nothing named, all do.
+
+    failure_class: task or infra. exit_code: numbers, or ranges such as "64-78". signal: names or numbers. max: most
+    retries by this rule, within the budget of the class. initial, factor, cap: backoff of this rule, in seconds.
+    """
+
+    action: Literal["retry", "fail"]
+    failure_class: str | Sequence[str] | None = None
+    code: str | Sequence[str] | None = None
+    exit_code: int | str | Sequence[int | str] | None = None
+    signal: int | str | Sequence[int | str] | None = None
+    max: int | None = None
+    initial: float | None = None
+    factor: float | None = None
+    cap: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain JSON values."""
+        when = {
+            "class": self.failure_class,
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+        }
+        found = {
+            "when": {name: _to_wire(value) for name, value in when.items() if value is not None},
+            "action": self.action,
+            "max": self.max,
+            "backoff": _backoff(self.initial, self.factor, self.cap),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retry(_Wire):
     """Extra attempts, and the seconds between them.
 
     infra: after failures that are not the job's fault. task: after its own; 0 keeps samples independent.
-    avoid_node: after a failure of the first kind, prefer other nodes.
+    avoid_node: after a failure of the first kind, prefer other nodes. rules: the first that matches a failure decides,
+    within those budgets.
     """
 
     infra: int | None = None
@@ -254,17 +297,23 @@ class Retry(_Wire):
     factor: float | None = None
     cap: float | None = None
     avoid_node: bool | None = None
+    rules: Sequence[RetryRule] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Give plain JSON values."""
-        backoff = {"initial": self.initial, "factor": self.factor, "max": self.cap}
-        backoff = {name: value for name, value in backoff.items() if value is not None}
-        infra = {"max": self.infra, "backoff": backoff or None, "avoid_node": self.avoid_node}
+        backoff = _backoff(self.initial, self.factor, self.cap)
+        infra = {"max": self.infra, "backoff": backoff, "avoid_node": self.avoid_node}
         found = {
             "infra": {name: value for name, value in infra.items() if value is not None},
             "task": {} if self.task is None else {"max": self.task},
+            "rules": _to_wire(self.rules),
         }
         return {name: value for name, value in found.items() if value}
+
+
+def _backoff(initial: float | None, factor: float | None, cap: float | None) -> dict[str, float] | None:
+    values = {"initial": initial, "factor": factor, "max": cap}
+    return {name: value for name, value in values.items() if value is not None} or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

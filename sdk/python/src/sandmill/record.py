@@ -44,6 +44,17 @@ class Record:
         """Give true or false."""
         return self._typed(name, bool)
 
+    def flag_or_false(self, name: str) -> bool:
+        """Give true or false; false for nothing, as of a server of an earlier release."""
+        return False if self._value.get(name) is None else self.flag(name)
+
+    def number_or_none(self, name: str) -> float | None:
+        """Give a number, or None for null and for nothing."""
+        value = self._value.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            self._refuse(name)
+        return None if value is None else float(value)
+
     def time(self, name: str) -> datetime:
         """Give an aware time."""
         text = self.text(name)

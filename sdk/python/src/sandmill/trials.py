@@ -20,7 +20,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no success. failure_class: task, infra, spec, quota or cancelled. code: stable."""
+    """Why there is no success. failure_class: task, infra, spec, quota or cancelled. code: stable.
+
+    retry_after_seconds: how long a registry or an engine asked to be left alone.
+    """
 
     failure_class: str
     code: str
@@ -31,6 +34,7 @@ class Failure:
     oom: bool
     timed_out: bool
     retryable: bool
+    retry_after_seconds: float | None
 
     @classmethod
     def from_json(cls, value: Any) -> "Failure":
@@ -46,12 +50,16 @@ class Failure:
             oom=found.flag("oom"),
             timed_out=found.flag("timed_out"),
             retryable=found.flag("retryable"),
+            retry_after_seconds=found.number_or_none("retry_after_seconds"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """How one step ended. exit_code: None when it was killed or never started. error: why it could not start."""
+    """How one step ended. exit_code: None when it was killed or never started. error: why it could not start.
+
+    is_idle: timed out by `idle`, not by its own time.
+    """
 
     name: str
     role: str
@@ -62,6 +70,7 @@ class StepInfo:
     duration_ms: int
     error: str | None
     patch_rejected: bool
+    is_idle: bool
 
     @classmethod
     def from_json(cls, value: Any) -> "StepInfo":
@@ -77,6 +86,7 @@ class StepInfo:
             duration_ms=found.integer("duration_ms"),
             error=found.text_or_none("error"),
             patch_rejected=found.flag("patch_rejected"),
+            is_idle=found.flag_or_false("is_idle"),
         )
 
 
@@ -168,7 +178,7 @@ class TrialInfo:
     """One sample of a job.
 
     state: blocked, queued, running, retry_wait, cancelling or finished. outcome: set when finished: passed, failed,
-    error (no verdict, and no score), cancelled or skipped.
+    error (no verdict, and no score), cancelled or skipped. replay_of: the dead trial that this one runs again.
     """
 
     id: str
@@ -183,6 +193,7 @@ class TrialInfo:
     rewards: Mapping[str, float]
     attempts_used: int
     infra_losses: int
+    replay_of: str | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -225,6 +236,7 @@ def _trial_fields(found: Record) -> dict[str, Any]:
         "rewards": found.numbers("rewards"),
         "attempts_used": found.integer("attempts_used"),
         "infra_losses": found.integer("infra_losses"),
+        "replay_of": found.text_or_none("replay_of"),
         "created_at": found.time("created_at"),
         "started_at": found.time_or_none("started_at"),
         "finished_at": found.time_or_none("finished_at"),
