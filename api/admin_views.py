@@ -2,14 +2,15 @@
 
 from dataclasses import asdict
 
-from api.schemas.admin import AdminEventView, KeyView, NewKeyView, NodeView, QueueView
+from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView
 from api.schemas.usage import UsageView
-from repositories.operators import AdminEventRow, AdminKeyRow, NodeRow, QueueRow
+from repositories.operators import AdminEventRow, AdminKeyRow, LeaderRow, NodeRow, QueueRow
 from services.usage import Usage, UsageDays
 
 __all__ = [
     "to_admin_event_view",
     "to_key_view",
+    "to_leader_view",
     "to_new_key_view",
     "to_node_view",
     "to_queue_view",
@@ -36,6 +37,7 @@ def to_node_view(row: NodeRow) -> NodeView:
             "version": row.version,
             "since": row.session_since,
             "last_heartbeat_at": row.beat_at,
+            "last_bell_at": row.canary_at,
         }
     names = (
         *("id", "name", "runtimes", "labels", "slots", "running", "cpu_millicores", "used_cpu_millicores"),
@@ -54,6 +56,11 @@ def to_queue_view(row: QueueRow) -> QueueView:
         paused=row.paused_at is not None,
         created_at=row.created_at,
     )
+
+
+def to_leader_view(row: LeaderRow) -> LeaderView:
+    """Show the leader."""
+    return LeaderView.model_validate(asdict(row))
 
 
 def to_admin_event_view(row: AdminEventRow) -> AdminEventView:

@@ -32,7 +32,13 @@ _NODE_VIEW: Final = {
     "used_memory_bytes": 1073741824,
     "gpu": 0,
     "used_gpu": 0,
-    "session": {"id": _SESSION, "version": "0.1.0", "since": _AT, "last_heartbeat_at": _AT},
+    "session": {
+        "id": _SESSION,
+        "version": "0.1.0",
+        "since": _AT,
+        "last_heartbeat_at": _AT,
+        "last_bell_at": _AT,
+    },
     "created_at": _AT,
 }
 _QUEUE_VIEW: Final = {"name": "gpu", "max_running": 20, "running": 3, "paused": False, "created_at": _AT}
@@ -69,6 +75,7 @@ def _page(item: dict[str, Any]) -> dict[str, Any]:
 ADMIN_EXAMPLES: Final[dict[str, Any]] = {
     "KeyView": _KEY_VIEW,
     "NewKeyView": {**_KEY_VIEW, "key": "sm_pXk93hdQ2mZr7vT0aLw8sYc5uB1nEj4oGf6iKxDq"},
+    "LeaderView": {"epoch": 3, "holder": "node-1:4711", "since": _AT},
     "NodeView": _NODE_VIEW,
     "QueueView": _QUEUE_VIEW,
     "Page_KeyView_": _page(_KEY_VIEW),

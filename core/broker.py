@@ -10,9 +10,10 @@ from uuid import UUID
 from celery import Celery
 from kombu.entity import Queue
 
-__all__ = ["ATTEMPT_TASK", "create_celery", "node_queue"]
+__all__ = ["ATTEMPT_TASK", "CANARY_TASK", "create_celery", "node_queue"]
 
 ATTEMPT_TASK: Final = "attempt.run"
+CANARY_TASK: Final = "node.canary"
 
 
 def node_queue(node_id: UUID) -> str:

@@ -113,6 +113,11 @@ class Settings(BaseSettings):
         ge=64 << 20,
         description="Memory handed out to sandboxes. Default: 80 % of the memory.",
     )
+    canary_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="How often a worker rings for itself; after three bells that do not come back it starts anew.",
+    )
     log_cap_bytes: int = Field(
         default=16 << 20, ge=1 << 16, description="Kept output per attempt, head and tail."
     )

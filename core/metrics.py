@@ -18,6 +18,7 @@ __all__ = [
     "ATTEMPT_NUMBER",
     "BELLS",
     "BELLS_RUNG",
+    "CANARIES",
     "DISPATCHED",
     "FENCED_WRITES",
     "HEARTBEATS",
@@ -96,6 +97,12 @@ ATTEMPT_NUMBER = Histogram(
 )
 QUEUE_WAIT_SECONDS = Histogram(
     "sandmill_queue_wait_seconds", "From queued to claimed.", buckets=_WAIT, registry=REGISTRY
+)
+CANARIES = Counter(
+    "sandmill_canaries",
+    "Bells the worker rang for itself: answered, missed, or unsent for want of a broker.",
+    ["result"],
+    registry=REGISTRY,
 )
 FENCED_WRITES = Counter(
     "sandmill_fenced_writes",

@@ -9,7 +9,18 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base
 
-__all__ = ["AdminEvent"]
+__all__ = ["AdminEvent", "Leader"]
+
+
+class Leader(Base):
+    """Which scheduler leads, for people: the advisory lock decides. epoch goes up with every change."""
+
+    __tablename__ = "leader"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    holder: Mapped[str]
+    since: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
 
 
 class AdminEvent(Base):

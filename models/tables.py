@@ -481,6 +481,8 @@ class WorkerSession(Base):
     boot_id: Mapped[str | None]
     lease_until: Mapped[datetime]
     beat_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    # When a bell last came through the broker.
+    canary_at: Mapped[datetime | None]
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     ended_at: Mapped[datetime | None]

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
 
-__all__ = ["AdminEventRow", "AdminKeyRow", "NodeRow", "OperatorRepository", "QueueRow"]
+__all__ = ["AdminEventRow", "AdminKeyRow", "LeaderRow", "NodeRow", "OperatorRepository", "QueueRow"]
 
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
@@ -41,7 +41,7 @@ WITH usage AS (
   FROM attempts WHERE {_LIVE} GROUP BY node_id
 )
 SELECT n.id, n.name, n.runtimes, n.labels, n.cpu_millicores, n.memory_bytes, n.gpu, n.slots, n.cordoned_at,
-       n.drained_at, n.created_at, s.id AS session_id, s.version, s.created_at AS session_since, s.beat_at,
+       n.drained_at, n.created_at, s.id AS session_id, s.version, s.created_at AS session_since, s.beat_at, s.canary_at,
        coalesce(s.lease_until > clock_timestamp(), false) AS is_live, coalesce(s.draining, false) AS is_stopping,
        coalesce(u.n, 0) AS running, coalesce(u.cpu, 0) AS used_cpu_millicores,
        coalesce(u.memory, 0) AS used_memory_bytes, coalesce(u.gpu, 0) AS used_gpu
@@ -79,6 +79,8 @@ _PAUSE_QUEUE = """
 UPDATE queues SET paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
 WHERE name = %(name)s
 """
+
+_LEADER = "SELECT epoch, holder, since FROM leader WHERE name = 'scheduler'"
 
 _RECORD = """
 INSERT INTO admin_events (key_id, action, subject, detail)
@@ -124,6 +126,7 @@ class NodeRow:
     version: str | None
     session_since: datetime | None
     beat_at: datetime | None
+    canary_at: datetime | None
     is_live: bool
     is_stopping: bool
     running: int
@@ -153,6 +156,15 @@ class AdminEventRow:
     action: str
     subject: str
     detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRow:
+    """The scheduler that began to lead last. holder: host and process."""
+
+    epoch: int
+    holder: str
+    since: datetime
 
 
 class OperatorRepository(SqlRepository):
@@ -206,6 +218,11 @@ class OperatorRepository(SqlRepository):
     def pause_queue(self, name: str, *, paused: bool) -> bool:
         """Start nothing of it, or again. False: no such queue."""
         return self._count(_PAUSE_QUEUE, {"name": name, "paused": paused}) == 1
+
+    def leader(self) -> LeaderRow | None:
+        """The last leader; None when there never was one."""
+        row = self._row(_LEADER)
+        return None if row is None else LeaderRow(**row)
 
     def record(self, key_id: UUID, action: str, subject: str, detail: Mapping[str, Any]) -> None:
         """Keep what was done."""

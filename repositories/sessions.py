@@ -58,6 +58,8 @@ ORDER BY created_at LIMIT %(limit)s
 
 _DRAIN = "UPDATE worker_sessions SET draining = true WHERE id = %(id)s AND ended_at IS NULL"
 
+_CANARY = "UPDATE worker_sessions SET canary_at = clock_timestamp() WHERE id = %(id)s AND ended_at IS NULL"
+
 _SWEPT = """
 UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'swept'
 WHERE name = %(name)s AND state <> 'removed'
@@ -146,6 +148,10 @@ class SessionRepository(SqlRepository):
     def drain(self, session_id: UUID) -> None:
         """Take no new attempts."""
         self._count(_DRAIN, {"id": session_id})
+
+    def note_canary(self, session_id: UUID) -> None:
+        """A bell that the worker rang for itself has come through the broker."""
+        self._count(_CANARY, {"id": session_id})
 
     def mark_swept(self, sandbox: str) -> None:
         """Note that a sandbox nobody runs any more is gone now."""

@@ -8,7 +8,14 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from core.errors import ConflictError, InvalidRequestError, NotFoundError
-from repositories.operators import AdminEventRow, AdminKeyRow, NodeRow, OperatorRepository, QueueRow
+from repositories.operators import (
+    AdminEventRow,
+    AdminKeyRow,
+    LeaderRow,
+    NodeRow,
+    OperatorRepository,
+    QueueRow,
+)
 from repositories.tenants import TenantRepository
 from services import tenants
 from services.tenants import Operator
@@ -117,6 +124,13 @@ class OperatorService:
             raise NotFoundError("queue", name)
         self.record("pause_queue" if paused else "resume_queue", f"queue:{name}")
         return self.get_queue(name)
+
+    def leader(self) -> LeaderRow:
+        """Look at the scheduler that leads. Raises NotFoundError when there never was one."""
+        row = self._repository.leader()
+        if row is None:
+            raise NotFoundError("leader", "scheduler")
+        return row
 
     def tenant_id(self, name: str) -> int:
         """Find a tenant by name. Raises NotFoundError."""

@@ -95,6 +95,11 @@ class NodeWorker:
         """The id of this node."""
         return self._identity.id
 
+    def note_canary(self) -> None:
+        """Write that a bell came through, for operators to see."""
+        with self._statements.connect() as connection:
+            SessionRepository(connection).note_canary(self._lease.session_id)
+
     def start(self) -> None:
         """Remove what an earlier process of this node left running, then open the session.
 

@@ -10,19 +10,23 @@ from celery import Celery, signals
 from celery.worker.request import Request
 from sqlalchemy.exc import SQLAlchemyError
 
-from core.broker import ATTEMPT_TASK, create_celery
+from core.broker import ATTEMPT_TASK, CANARY_TASK, create_celery, node_queue
 from core.config import Settings
 from core.logging import get_logger
 from core.metrics import serve_metrics
 from core.tracing import configure_tracing, shut_down_tracing, tracing_on
 from runtimes.base import Runtime
 from runtimes.registry import build_runtime
+from workers.canary import Canary
 from workers.identity import NodeIdentity
 from workers.node import NodeWorker
 
 __all__ = ["run_worker"]
 
 log = get_logger(__name__)
+
+_DEAF = 70
+"""Exit code of a worker that takes no bells any more; `EX_SOFTWARE` of sysexits.h."""
 
 
 def run_worker(settings: Settings) -> None:
@@ -36,7 +40,8 @@ def run_worker(settings: Settings) -> None:
         slots=settings.worker_slots,
         task_events=settings.celery_task_events,
     )
-    _connect(app, node)
+    canary = _make_canary(app, node, settings.canary_seconds)
+    _connect(app, node, canary)
     configure_tracing("sandmill-worker", instance=str(identity.id))
     serve_metrics(settings.metrics_host, settings.worker_metrics_port)
     app.worker_main(
@@ -99,16 +104,36 @@ def _traceparent(task: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _connect(app: Celery, node: NodeWorker) -> None:
+def _make_canary(app: Celery, node: NodeWorker, interval_seconds: float) -> Canary:
+    def ring(nonce: str) -> None:
+        app.send_task(
+            CANARY_TASK, args=(nonce,), queue=node_queue(node.node_id), ignore_result=True, retry=False
+        )
+
+    def leave() -> None:
+        # Not by the warm way: what hangs may hang there, too. The supervisor starts another worker, which goes on
+        # with the sandboxes of this one.
+        os._exit(_DEAF)
+
+    return Canary(ring=ring, on_answer=node.note_canary, on_dead=leave, interval_seconds=interval_seconds)
+
+
+def _connect(app: Celery, node: NodeWorker, canary: Canary) -> None:
     @app.task(name=ATTEMPT_TASK, ignore_result=True, bind=True, Request=BellRequest)  # type: ignore[untyped-decorator]  # Celery has no types
     def run_attempt(task: Any, trial_id: str, fence: int) -> None:
         node.run_attempt(UUID(trial_id), fence, rung_by=_traceparent(task))
 
+    @app.task(name=CANARY_TASK, ignore_result=True, Request=BellRequest)  # type: ignore[untyped-decorator]  # Celery has no types
+    def answer_canary(nonce: str) -> None:
+        canary.answer(nonce)
+
     # Ready means: consuming. A session opened earlier would draw bells that nobody answers.
     def on_ready(**_: Any) -> None:
         threading.Thread(target=_start_when_possible, args=(node,), name="node-start", daemon=True).start()
+        canary.start()
 
     def on_shutting_down(**_: Any) -> None:
+        canary.stop()
         node.drain()
 
     def on_shutdown(**_: Any) -> None:

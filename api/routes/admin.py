@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from api.admin_views import (
     to_admin_event_view,
     to_key_view,
+    to_leader_view,
     to_new_key_view,
     to_node_view,
     to_queue_view,
@@ -18,6 +19,7 @@ from api.schemas.admin import (
     AdminEventView,
     KeyRequest,
     KeyView,
+    LeaderView,
     NewKeyView,
     NodeView,
     QueueRequest,
@@ -171,6 +173,13 @@ def resume_queue(services: Services, admin: Admin, name: QueueName) -> QueueView
         view = to_queue_view(OperatorService(connection, admin).pause_queue(name, paused=False))
     services.wake.scheduler()
     return view
+
+
+@router.get("/leader", summary="Which scheduler leads", responses=error_responses(404))
+def get_leader(services: Services, admin: Admin) -> LeaderView:
+    """Name the scheduler that began to lead last. Whether it still does, its metrics tell."""
+    with services.engine.begin() as connection:
+        return to_leader_view(OperatorService(connection, admin).leader())
 
 
 @router.get("/events", summary="What operators changed", responses=error_responses())

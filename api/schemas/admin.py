@@ -13,6 +13,7 @@ __all__ = [
     "AdminEventView",
     "KeyRequest",
     "KeyView",
+    "LeaderView",
     "NewKeyView",
     "NodeSessionView",
     "NodeView",
@@ -52,6 +53,9 @@ class NodeSessionView(ResponseSchema):
     version: str
     since: datetime
     last_heartbeat_at: datetime | None
+    last_bell_at: datetime | None = Field(
+        description="When a bell last came through the broker; one is rung every half minute."
+    )
 
 
 class NodeView(ResponseSchema):
@@ -95,6 +99,14 @@ class QueueView(ResponseSchema):
     running: int
     paused: bool
     created_at: datetime
+
+
+class LeaderView(ResponseSchema):
+    """The scheduler that leads; the others wait."""
+
+    epoch: int = Field(description="Which leadership this is of all there were.")
+    holder: str = Field(description="Host and process.")
+    since: datetime
 
 
 class AdminEventView(ResponseSchema):

@@ -31,6 +31,7 @@ SETTINGS = {
     "SANDMILL_HEARTBEAT_SECONDS": "0.5",
     "SANDMILL_RERING_SECONDS": "0.5",
     "SANDMILL_CLAIM_TIMEOUT_SECONDS": "5",
+    "SANDMILL_CANARY_SECONDS": "1",
     "SANDMILL_WORKER_SLOTS": "4",
 }
 
@@ -271,3 +272,22 @@ def test_two_schedulers_at_once_do_no_harm(stack: RunningStack):
         second.terminate()
         assert second.wait(20) == 0
     check_invariants(settings_of(stack)["DATABASE_URL"])
+
+
+def worker_pids(stack: RunningStack) -> set[int]:
+    """Flower, too, is told of the package."""
+    return set(stack.pids("-m", "workers")) - set(stack.pids("flower"))
+
+
+def test_worker_that_takes_no_bells_any_more_is_started_anew(stack):
+    """Its heart beats and its lease holds; only the command by which it takes messages is refused."""
+    url = urlsplit(settings_of(stack)["REDIS_URL"])
+    with redis.Redis.from_url(url.geturl()) as broker:
+        (before,) = worker_pids(stack)
+        broker.execute_command("ACL", "SETUSER", "default", "-brpop")
+        try:
+            wait_for(lambda: worker_pids(stack) not in ({before}, set()))
+        finally:
+            broker.execute_command("ACL", "SETUSER", "default", "+brpop")
+    with stack.client() as client:
+        check_batch(client, client.submit_batch(jobs(seconds=0.1), name="after the deaf").id)

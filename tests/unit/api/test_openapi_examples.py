@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from api.openapi_examples import EXAMPLES
 from api.routes.health import HealthView, VersionView
-from api.schemas.admin import AdminEventView, KeyView, NewKeyView, NodeView, QueueView
+from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView
 from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
 from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
@@ -27,6 +27,7 @@ MODELS = {
     "HealthView": HealthView,
     "JobDetail": JobDetail,
     "KeyView": KeyView,
+    "LeaderView": LeaderView,
     "LogPageView": LogPageView,
     "NewKeyView": NewKeyView,
     "NodeView": NodeView,
