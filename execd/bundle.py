@@ -22,6 +22,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
+from execd.bundle_archive import ArchiveError, archive, probe_start
 from execd.bundle_code import NoCodeError, compiled_module
 from execd.bundle_paths import blind_libc, blind_loader
 from execd.elf import ElfError, needed_libraries, program_interpreter, without_run_path
@@ -42,6 +43,7 @@ BUNDLE_MOUNT: Final = "/.sbx"
 _LOADER: Final = "lib/ld.so"
 _INTERPRETER: Final = "bin/python3"
 _PROGRAM: Final = "app/execd.pyc"
+_ARCHIVE: Final = "app/start.bin"
 _LIBC: Final = "libc.so.6"
 _FOLDERS: Final = frozenset({"app", "bin", "lib"})
 """All that is at the top of a bundle."""
@@ -55,8 +57,10 @@ _BUILD_TIME: Final = 315_532_800
 _LATE_MODULES: Final = (
     "os", "ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "encodings.unicode_escape",
     "traceback", "linecache", "warnings", "contextlib", "concurrent.futures.thread", "_blake2",
-    "execd.proxy", "execd.pty_connection",
 )  # fmt: skip
+
+_NOT_OF_THE_DAEMON: Final = ("__", "bundle", "elf", "warm")
+"""Beginnings of the modules of execd that are programs, build the bundle, or are for a process without one."""
 
 _PACKAGES: Final = ("h11", "wsproto")
 """What execd uses besides the standard library."""
@@ -94,7 +98,7 @@ def build_bundle(out: Path) -> None:
         _make_equal(work)
         _check(work)
         _put_in_place(work, out)
-    except (OSError, ElfError, NoCodeError, subprocess.SubprocessError) as error:
+    except (OSError, ElfError, NoCodeError, ArchiveError, subprocess.SubprocessError) as error:
         raise BundleError(f"cannot build the execd bundle: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -175,8 +179,11 @@ def _fill(work: Path) -> None:
         source = Path(origin) if origin else _frozen_source(name)
         if source is not None and source.suffix == ".py":
             _write_module(name, source, library)
-    main = Path(__file__).with_name("__main__.py")
-    _write_code("__main__", main, "execd/__main__.py", work / _PROGRAM)
+    start = Path(__file__).with_name("bundle_start.py")
+    _write_code("__main__", start, "execd/bundle_start.py", work / _PROGRAM)
+    first, second = probe_start(interpreter, _roots())
+    content = archive(first, second, lambda name, source: str(_place_of(name, source)))
+    (work / _ARCHIVE).write_bytes(content)
     _copy_libraries(binaries, work)
     copies = [work / _INTERPRETER, *(work / "lib").glob("*.so*"), *extensions.glob("*.so")]
     copies.remove(work / _LOADER)
@@ -187,15 +194,21 @@ def _fill(work: Path) -> None:
 
 def _probe(interpreter: Path) -> dict[str, str | None]:
     """Import the daemon in a bare interpreter and give the file of every module that came with it."""
-    folders = [Path(__file__).parent, *map(_package_folder, _PACKAGES)]
-    roots = list(dict.fromkeys(str(folder.parent) for folder in folders))
-    lists = [json.dumps(roots), json.dumps(_LATE_MODULES)]
+    own = [path.stem for path in _sources(Path(__file__).parent)]
+    late = [f"execd.{name}" for name in own if not name.startswith(_NOT_OF_THE_DAEMON)]
+    lists = [json.dumps(_roots()), json.dumps([*_LATE_MODULES, *late])]
     command = [str(interpreter), "-I", "-S", "-X", "utf8", "-c", _PROBE, *lists]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})
     if result.returncode != 0:
         raise BundleError(f"{interpreter} cannot import execd: {result.stderr.strip()[-500:]}")
     found: dict[str, str | None] = json.loads(result.stdout)
     return found
+
+
+def _roots() -> list[str]:
+    """Folders to import execd and its packages from."""
+    folders = [Path(__file__).parent, *map(_package_folder, _PACKAGES)]
+    return list(dict.fromkeys(str(folder.parent) for folder in folders))
 
 
 def _base_interpreter() -> Path:
@@ -217,11 +230,14 @@ def _frozen_source(name: str) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _write_module(name: str, source: Path, library: Path) -> None:
+def _place_of(name: str, source: Path) -> Path:
+    """Where a module belongs in the library."""
     parts = name.split(".")
-    relative = (
-        Path(*parts, "__init__.py") if source.name == "__init__.py" else Path(*parts).with_suffix(".py")
-    )
+    return Path(*parts, "__init__.py") if source.name == "__init__.py" else Path(*parts).with_suffix(".py")
+
+
+def _write_module(name: str, source: Path, library: Path) -> None:
+    relative = _place_of(name, source)
     _write_code(name, source, str(relative), library / relative.with_suffix(".pyc"))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["NoCodeError", "compiled_module"]
+__all__ = ["NoCodeError", "compiled_module", "marshalled", "module_code"]
 
 _UNCHECKED_HASH: Final = (1).to_bytes(4, "little") + bytes(8)
 """The interpreter looks for no source beside such a file."""
@@ -30,14 +30,19 @@ def compiled_module(name: str, source: Path, shown: str) -> bytes:
 
     Compiled from the source, or taken from the interpreter's cache. shown: the file name in tracebacks.
     """
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + marshalled(module_code(name, source, shown))
+
+
+def module_code(name: str, source: Path, shown: str) -> CodeType:
+    """Give the code of a module; see `compiled_module`."""
     code = SourceFileLoader(name, str(source)).get_code(name)
     if code is None:
         raise NoCodeError(f"no code in {source}")
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + _marshalled(_with_file_name(code, shown))
+    return _with_file_name(code, shown)
 
 
-def _marshalled(code: CodeType) -> bytes:
-    """Write the code in the newest form, which loads fastest.
+def marshalled(code: Any) -> bytes:
+    """Write code, or a tuple of such things and constants, in the newest form, which loads fastest.
 
     That form also tells shared objects, by their reference counts, and interned texts: both depend on what else this
     interpreter has done. So the code is first rid of all sharing. Then every text is held once more, here, and those

@@ -26,6 +26,9 @@ log = logging.getLogger("execd")
 _BACKLOG = 512
 _OWN_DESCRIPTORS = 64
 
+PREPARE_AFTER_SECONDS = 0.005
+"""By then whoever waits for the first sign of life has it, and goes on without us for a moment."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run with the environment this process was started with; see `run`."""
@@ -90,11 +93,11 @@ def _prepare_process(options: Options) -> None:
     for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
-    if options.is_sealed:
-        # Python's handler. Signals left at their default never reach process 1 from inside its own namespace.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if os.getpid() != 1:
-            log.warning("sealed_but_not_process_1")
+    # Python's handler. Signals left at their default never reach process 1 from inside its own namespace. Unsealed, our
+    # own takes this one's place later; from asyncio's it would do so with a long description of that, never shown.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if options.is_sealed and os.getpid() != 1:
+        log.warning("sealed_but_not_process_1")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     kept = _keep_accounts(options)
     if options.listen_fd is not None:
@@ -150,6 +153,7 @@ async def _serve(options: Options, environment: Mapping[str, str], listener: soc
     service = Service(options, environment, limits, reaper)
     server = Server(service.routes.handle, limits)
     await server.start(listener)
+    loop.call_later(PREPARE_AFTER_SECONDS, service.prepare)
     log.info("execd_started pid=%d", os.getpid())
     await stop.wait()
     await server.stop(grace_seconds=options.grace_seconds)

@@ -6,7 +6,7 @@ from typing import Final
 
 from execd.errors import ExecdError, UnauthorizedError
 from execd.exchange import Exchange
-from execd.router import Router, RouteTable
+from execd.router import LateRoutes, Router, RouteTable
 
 __all__ = ["Routes"]
 
@@ -18,10 +18,10 @@ TOKEN_HEADER: Final = "X-EXECD-ACCESS-TOKEN"  # noqa: S105  # a name, not a secr
 class Routes:
     """All routes of the daemon; `handle` is what the server calls."""
 
-    def __init__(self, *tables: RouteTable, access_token: str | None) -> None:
-        """access_token: None lets everyone in."""
+    def __init__(self, *tables: RouteTable, late: LateRoutes, access_token: str | None) -> None:
+        """late: see `Router`. access_token: None lets everyone in."""
         self._access_token = access_token
-        self.router = Router({"/ping": {"GET": _ping}}, *tables)
+        self.router = Router({"/ping": {"GET": _ping}}, *tables, late=late)
 
     async def handle(self, exchange: Exchange) -> None:
         """Serve one request. Raises only when the connection is to be dropped."""

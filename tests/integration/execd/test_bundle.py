@@ -1,5 +1,6 @@
 """The bundle runs where there is nothing, obeys nothing of the image, and is the same for everyone."""
 
+import marshal
 import os
 import platform
 import shutil
@@ -54,12 +55,31 @@ def test_it_is_small_and_names_no_path_of_this_machine(bundle: Path) -> None:
     stdlib = sysconfig.get_path("stdlib").encode()
     here = str(Path(__file__).parents[3]).encode()
     for path in files:
-        if path.suffix == ".pyc":
+        if path.suffix in (".pyc", ".bin"):
             content = path.read_bytes()
             assert stdlib not in content, path
             assert here not in content, path
     names = {path.stem for path in files}
     assert not names & {"ssl", "_ssl", "pip", "bundle", "elf", "pathlib", "argparse"}
+
+
+def test_a_start_reads_one_file_of_modules_and_loads_no_more_than_it_needs(
+    bundle: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "b"
+    shutil.copytree(bundle, copy)
+    library = next((copy / "lib").glob("python3.*"))
+    for name in ("asyncio", "h11", "execd", "collections"):
+        shutil.rmtree(library / name)
+    with running_execd(copy, tmp_path, env={}) as execd:
+        assert execd.run("echo works").output() == b"works\n"
+        # Terminals are not in the archive: their modules have files of their own.
+        assert execd.client.post("/pty", json={}).status_code == 500
+    late, first, _, second = marshal.loads((bundle / "app" / "start.bin").read_bytes())
+    names = {name for name, _ in marshal.loads(first)[0]}
+    assert not names & {"inspect", "subprocess", "typing_extensions", "execd.commands", "execd.files"}
+    assert "inspect" in {name for name, _ in late}
+    assert "execd.commands" in {name for name, _ in marshal.loads(second)[0]}
 
 
 def everything_in(folder: Path) -> dict[str, tuple[int, float, bytes]]:

@@ -1,5 +1,6 @@
 """Paths with names in them."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,3 +59,24 @@ def test_the_methods_of_a_path_are_named() -> None:
 
 def test_a_star_takes_every_method() -> None:
     assert Router({"/a/{id}": {"*": handler}}).find(exchange("/a/1", "PATCH")) is handler
+
+
+def test_late_routes_are_asked_for_by_their_first_request_only() -> None:
+    asked = []
+
+    def late(name: str) -> Any:
+        return lambda: asked.append(name) or {f"/{name}": {"GET": handler}, f"/{name}/{{id}}": {"GET": other}}
+
+    shared = late("b")
+    router = Router({"/": {"GET": handler}}, late={"a": late("a"), "b": shared, "bb": shared})
+    for path in ("/", "/c", "/A"):
+        with suppress(RouteMissingError):
+            router.find(exchange(path))
+    assert asked == []
+    assert router.find(exchange("/b/1")) is other
+    assert router.find(exchange("/b")) is handler
+    with pytest.raises(RouteMissingError):
+        router.find(exchange("/bb"))
+    assert asked == ["b"]
+    assert set(router.paths()) == {"/", "/a", "/a/{id}", "/b", "/b/{id}"}
+    assert asked == ["b", "a"]
