@@ -106,6 +106,36 @@ def doctor() -> None:
 
 
 @app.command()
+def verify(  # noqa: PLR0917 -- each is an option of the command
+    watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line per round.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.01, max=86_400.0, help="Seconds between two rounds of --watch.")
+    ] = 60.0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="End --watch after so many.")] = None,
+    slack: Annotated[
+        float, typer.Option(min=0.0, max=86_400.0, help="Seconds the scheduler may be late.")
+    ] = 30.0,
+    window: Annotated[
+        float, typer.Option(min=1.0, help="Seconds back to which starts are judged by quotas.")
+    ] = 3600.0,
+) -> None:
+    """Check that all rows in the database fit together; exit code 1 when some do not. Changes nothing."""
+    from launcher.verify import VerifyOptions  # noqa: PLC0415 -- the other commands need none of it
+    from launcher.verify import verify as run_verify  # noqa: PLC0415
+
+    options = VerifyOptions(
+        slack_seconds=slack,
+        window_seconds=window,
+        as_json=as_json,
+        interval_seconds=interval if watch else None,
+        rounds=rounds,
+    )
+    if not run_verify(read_settings(Settings), options):
+        raise typer.Exit(1)
+
+
+@app.command()
 def api() -> None:
     """Run the API alone, with all settings from the environment."""
     settings = read_settings(Settings)

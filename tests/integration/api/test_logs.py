@@ -17,6 +17,13 @@ from repositories.log_chunks import Chunk, LogChunkRepository
 from services.log_hub import CHANNEL
 from tests.integration.api.conftest import ApiWorld, first_trial, make_settings, open_api, submit
 
+pytestmark = pytest.mark.breaks_invariants(
+    "attempts_miscounted",
+    "log_has_gap",
+    "running_without_attempt",
+    reason="attempts and logs are written by hand",
+)
+
 
 @dataclass
 class Writer:

@@ -67,6 +67,7 @@ def snapshot(api: ApiWorld) -> list:
     ]
 
 
+@pytest.mark.breaks_invariants("attempts_miscounted", reason="its attempt is inserted by hand")
 def test_every_id_of_another_tenant_is_as_if_it_did_not_exist(own_api):
     api = own_api
     mine = victim(api)
@@ -184,6 +185,7 @@ def test_a_revoked_key_is_dead_within_five_seconds(own_api):
         threading.Event().wait(0.2)
 
 
+@pytest.mark.breaks_invariants("attempts_miscounted", reason="its attempt is inserted by hand")
 def test_a_stream_ends_soon_after_its_key_is_revoked(own_api, monkeypatch):
     api = own_api
     monkeypatch.setattr("api.log_stream.CHECK_SECONDS", 0.2)

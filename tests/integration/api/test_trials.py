@@ -11,6 +11,10 @@ from core.errors import FailureClass
 from services.outcomes import Failure
 from tests.integration.api.conftest import ApiWorld, make_batch, make_job, submit
 
+pytestmark = pytest.mark.breaks_invariants(
+    "log_has_gap", reason="ends tell of ten bytes that were never written"
+)
+
 STEPS = [
     {"name": "setup", "role": "setup", "exit_code": 0, "duration_ms": 5, "timed_out": False, "oom": False},
     {"name": "verify", "role": "verify", "exit_code": 1, "duration_ms": 50, "of_a_later_release": True},

@@ -78,6 +78,7 @@ def test_ended_session_disowns_what_runs_and_a_new_one_is_opened(world: QueueWor
     assert row["id"] == keeper.session_id
 
 
+@pytest.mark.breaks_invariants("running_without_attempt", reason="takes the attempt away by hand")
 def test_attempt_taken_away_in_the_database_is_disowned(world: QueueWorld, keeper):
     _, control = claim_one(world, keeper)
     world.execute("UPDATE attempts SET state = 'lost'")
