@@ -15,7 +15,19 @@ from api.middleware import RequestMiddleware
 from api.openapi_examples import add_response_examples
 from api.openapi_parts import add_request_schemas
 from api.query import refuse_unknown_parameters
-from api.routes import admin, attempts, batches, blobs, dead_letters, health, jobs, reports, trials, usage
+from api.routes import (
+    admin,
+    attempts,
+    batches,
+    blobs,
+    dead_letters,
+    health,
+    jobs,
+    reports,
+    trials,
+    usage,
+    webhooks,
+)
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from core.blobstore import BlobStore
@@ -24,6 +36,8 @@ from core.database import create_database_engine
 from core.environment import settings_or_exit
 from core.failpoints import arm_or_exit
 from core.logging import configure_logging
+from core.outbound import AddressGuard
+from core.sealing import make_box
 from core.tracing import configure_tracing, shut_down_tracing
 from services.log_hub import LogHub
 from services.tenants import Authenticator
@@ -43,6 +57,7 @@ TAGS = [
         "name": "admin",
         "description": "For operators: tenants, keys, nodes and queues. Needs a key of role admin.",
     },
+    {"name": "webhooks", "description": "Who is told when trials and batches have ended, and what was sent."},
     {"name": "operation", "description": "For those who run the service. No key needed."},
 ]
 
@@ -85,7 +100,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
     install_error_handlers(app)
-    for part in (admin, usage, batches, reports, jobs, trials, attempts, dead_letters, blobs, health):
+    for part in (
+        admin,
+        usage,
+        batches,
+        reports,
+        jobs,
+        trials,
+        attempts,
+        dead_letters,
+        blobs,
+        webhooks,
+        health,
+    ):
         app.include_router(part.router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
     return app
@@ -108,6 +135,8 @@ def build_services(settings: Settings) -> ApiServices:
         failures=FailureLimiter(),
         checker=JobChecker(known_parsers(), [settings.runtime, *settings.runtimes]),
         metrics=ApiMetrics(engine),
+        box=make_box(settings),
+        guard=AddressGuard(settings.webhook_allowed_networks),
     )
 
 

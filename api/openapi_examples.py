@@ -140,6 +140,39 @@ _CHUNK: Final = {
     "b64": "NDIK",
     "text": "42\n",
 }
+_WEBHOOK: Final = {
+    "id": "01a22df2-35d5-7a3e-8a55-6f6f3a2d5c11",
+    "name": "ci",
+    "url": "https://ci.example.org/hooks/sandmill",
+    "events": ["batch.finished"],
+    "created_at": _SUBMITTED,
+    "disabled_at": None,
+    "disabled_reason": None,
+}
+_DELIVERY: Final = {
+    "id": "01a22df2-35fb-7b0e-9c52-2f8c4d1f7a20",
+    "webhook_id": _WEBHOOK["id"],
+    "url": _WEBHOOK["url"],
+    "event": "batch.finished",
+    "subject_id": _BATCH,
+    "state": "delivered",
+    "tries": 1,
+    "next_try_at": None,
+    "last_status": 204,
+    "last_error": None,
+    "payload": {
+        "type": "batch.finished",
+        "timestamp": _FINISHED,
+        "data": {
+            "batch_id": _BATCH,
+            "name": "nightly",
+            "trials": 2,
+            "outcomes": {"passed": 1, "failed": 1},
+        },
+    },
+    "created_at": _FINISHED,
+    "finished_at": _FINISHED,
+}
 
 
 def _page(item: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +217,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     "Page_DeadLetterView_": _page(_DEAD_LETTER_VIEW),
     "Page_JobView_": _page(_JOB_VIEW),
     "Page_TrialView_": _page(_TRIAL_VIEW),
+    "Page_WebhookDeliveryView_": _page(_DELIVERY),
+    "Page_WebhookView_": _page(_WEBHOOK),
     "TrialDetailView": {**_TRIAL_VIEW, "attempts": [_ATTEMPT_VIEW]},
+    "WebhookDeliveryView": _DELIVERY,
+    "WebhookSecretView": {**_WEBHOOK, "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"},
+    "WebhookView": _WEBHOOK,
     "VersionView": {"name": "sandmill", "version": "0.1.0"},
 }
 """By the name of the schema."""

@@ -9,6 +9,7 @@ from api.schemas.admin import KeyRequest, QueueRequest
 from api.schemas.batches import BatchRequest, CancelRequest
 from api.schemas.dead_letters import ReplayRequest
 from api.schemas.jobs import JobRequest
+from api.schemas.webhooks import WebhookRequest, WebhookSecretRequest
 
 __all__ = ["BINARY_REQUEST", "add_request_schemas", "json_request"]
 
@@ -20,6 +21,8 @@ _REQUESTS: tuple[type[BaseModel], ...] = (
     KeyRequest,
     QueueRequest,
     ReplayRequest,
+    WebhookRequest,
+    WebhookSecretRequest,
 )
 
 BINARY_REQUEST: dict[str, Any] = {

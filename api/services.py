@@ -17,6 +17,8 @@ from api.validation import JobChecker
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.errors import ForbiddenError, UnauthenticatedError
+from core.outbound import AddressGuard
+from core.sealing import SecretBox
 from services.batches import BatchService
 from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
@@ -25,6 +27,7 @@ from services.log_hub import LogHub
 from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
 from services.wake import Wake
+from services.webhooks import WebhookService
 
 __all__ = ["Admin", "ApiServices", "Caller", "FailureLimiter", "IdempotencyKey", "Services", "make_identity"]
 
@@ -43,6 +46,8 @@ class ApiServices:
     failures: "FailureLimiter"
     checker: JobChecker
     metrics: ApiMetrics
+    box: SecretBox
+    guard: AddressGuard
 
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
         """Batches of the caller's tenant."""
@@ -61,6 +66,10 @@ class ApiServices:
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""
         return BlobService(connection, caller.tenant_id, self.store)
+
+    def webhooks(self, connection: Connection, caller: Principal) -> WebhookService:
+        """Webhooks of the caller's tenant."""
+        return WebhookService(connection, caller.tenant_id, box=self.box)
 
 
 class FailureLimiter:

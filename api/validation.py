@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.references import check_references
 from api.schemas.batches import BatchEnvelope
-from api.schemas.convert import to_spec
+from api.schemas.convert import to_batch_webhook, to_spec
 from api.schemas.jobs import OFFERED_RUNTIMES, JobRequest, JobRequestInBatch
 from api.schemas.problems import to_field, to_problem
 from core.errors import PayloadTooLargeError
@@ -91,6 +91,7 @@ class JobChecker:
             files=files,
             max_running=envelope.concurrency.max,
             max_per_label=envelope.concurrency.per_label,
+            webhook=to_batch_webhook(envelope.on_complete),
         )
 
     def check_job(self, body: Any) -> NewBatch:

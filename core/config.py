@@ -4,6 +4,7 @@ Each field can be given as `SANDMILL_<NAME>` in the environment; DATABASE_URL an
 Bad values stop the start-up and name the field. There is no default for a secret.
 """
 
+import ipaddress
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,6 +51,17 @@ class Settings(BaseSettings):
         default=None, ge=0, le=65535, description="Port of the worker's /metrics. Default: not served."
     )
 
+    secret_key: SecretStr | None = Field(
+        default=None,
+        min_length=32,
+        description="Seals the secrets of webhooks in the database; the same for API and scheduler.",
+    )
+    webhook_allowed_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        examples=["10.0.0.0/8"],
+        description="Networks webhooks may go to beside the public internet, also by plain http: a JSON list of CIDR.",
+    )
+
     api_host: str = Field(default="127.0.0.1", description="Where an API that runs alone listens.")
     api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
     # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
@@ -72,6 +84,41 @@ class Settings(BaseSettings):
         default=2.0, gt=0, description="Age at which an unanswered bell is rung again."
     )
     claim_timeout_seconds: float = Field(default=30.0, gt=0, description="Dispatched to claimed.")
+
+    public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$",
+        examples=["https://sandmill.example.org"],
+        description="How clients reach the API, for the links in webhooks. Default: links are paths alone.",
+    )
+    webhook_parallel: int = Field(
+        default=16, ge=2, le=128, description="Webhooks on their way at a time; one receiver gets a quarter."
+    )
+    webhook_timeout_seconds: float = Field(
+        default=15.0, gt=0, le=60, description="A receiver that takes longer is tried again later."
+    )
+    retention_batch_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="A finished batch goes to the history after so long, with jobs, trials, attempts and artifacts.",
+    )
+    retention_artifact_days: float = Field(
+        default=30.0, gt=0, description="Artifacts are removed so long after they were kept."
+    )
+    retention_log_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="A month's logs go when its last trial has been finished for so long.",
+    )
+    retention_history_days: float = Field(
+        default=400.0, gt=0, description="A month's history, and its events, go so long after that month."
+    )
+    retention_delivery_days: float = Field(
+        default=14.0, gt=0, description="Webhook deliveries, and times of schedules, are listed for so long."
+    )
+    retention_blob_days: float = Field(
+        default=7.0, ge=0.1, description="A blob that nothing uses is kept so long after it was last sent."
+    )
 
     # 60 s outlives a database failover; the worker stops its sandboxes 10 s before the lease lapses.
     lease_seconds: float = Field(
@@ -126,7 +173,14 @@ class Settings(BaseSettings):
         description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
     )
 
-    @field_validator("runtimes", mode="before")
+    @field_validator("webhook_allowed_networks")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            ipaddress.ip_network(text)
+        return value
+
+    @field_validator("runtimes", "webhook_allowed_networks", mode="before")
     @classmethod
     def _read_list(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value

@@ -77,7 +77,12 @@ def _wanted(field: FieldInfo) -> str:
         return _either(get_args(parts[0]))
     if get_origin(parts[0]) is tuple:
         choices = get_args(get_args(parts[0])[0])
+        if not choices:
+            return f"a JSON list of text, such as {json.dumps(field.examples)}"
         return f"a JSON list of {_either(choices)}, such as {json.dumps(choices[:2])}"
+    least = next((part.min_length for part in field.metadata if hasattr(part, "min_length")), None)
+    if least is not None:
+        return f"text of at least {least} characters"
     return f"{_KINDS.get(parts[0], 'text')}{_range(field)}"
 
 

@@ -1,5 +1,6 @@
 """The whole stack as children of this process: started in order, watched, stopped in order."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from launcher.valkey import EmbeddedValkey
 __all__ = ["Stack", "StackConfig"]
 
 _FLOWER_USER = "sandmill"
+_SECRET_KEY = "SANDMILL_SECRET_KEY"  # noqa: S105 -- a name
 _WATCH_SECONDS = 0.2
 _LOG_CHECK_SECONDS = 10.0
 
@@ -160,7 +162,8 @@ class Stack:
                 "worker",
                 COMMANDS["worker"],
                 home=home,
-                env=env,
+                # Where untrusted code runs there is no key to anything but the work itself.
+                env={name: value for name, value in env.items() if name != _SECRET_KEY},
                 probe=probe.has_worker,
                 stop_timeout_seconds=15,
             ),
@@ -208,6 +211,7 @@ class Stack:
         return {
             # Only Flower looks at these; whoever wants them without it can still say so.
             **({"SANDMILL_CELERY_TASK_EVENTS": "true"} if self._config.with_flower else {}),
+            **({} if _SECRET_KEY in os.environ else {_SECRET_KEY: home.secret("secret_key")}),
             **self._config.environment,
             "SANDMILL_HOME": str(home.path),
             "DATABASE_URL": self.database_url,

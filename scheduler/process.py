@@ -15,6 +15,7 @@ from core.tracing import configure_tracing, shut_down_tracing
 from scheduler.bells import CeleryBellRinger
 from scheduler.leader import Leadership
 from scheduler.loops import Loop
+from scheduler.side_loops import SideLoops
 from services.dispatch import Dispatcher, DispatchPolicy
 from services.reaping import Reaper
 from services.wake import SCHEDULER_CHANNEL
@@ -55,6 +56,7 @@ class Scheduler:
         )
         self._stopping = threading.Event()
         self._loops = self._build_loops()
+        self._side_loops = SideLoops(settings, enabled=lambda: self._leadership.held)
 
     def _build_loops(self) -> list[Loop]:
         def led() -> bool:
@@ -84,6 +86,7 @@ class Scheduler:
         serve_metrics(self._settings.metrics_host, self._settings.scheduler_metrics_port)
         for loop in self._loops:
             loop.start()
+        self._side_loops.start()
         listener = threading.Thread(target=self._listen, name="wake", daemon=True)
         listener.start()
         log.info("scheduler_started")
@@ -95,6 +98,8 @@ class Scheduler:
         for loop in self._loops:
             loop.stop()
         self._leadership.release()
+        # After the lead was given up: the next leader need not wait for a slow receiver.
+        self._side_loops.stop()
         self._engine.dispose()
         shut_down_tracing()
         log.info("scheduler_stopped")

@@ -16,6 +16,7 @@ from models.states import Outcome, TrialState
 from repositories.batches import BatchRepository, BatchRow, CancelledTrial, NewJobRow, NewTrials
 from repositories.jobs import JobRepository, JobRow
 from repositories.tenants import TenantRepository
+from services.batch_webhooks import BatchWebhook, BatchWebhookService
 from services.blobs import BlobService
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
@@ -40,6 +41,7 @@ class NewBatch:
     files: Mapping[str, bytes] = field(default_factory=dict)
     max_running: int | None = None
     max_per_label: Mapping[str, int] = field(default_factory=dict)
+    webhook: BatchWebhook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class BatchService:
         self._tenants = TenantRepository(connection)
         self._blobs = BlobService(connection, tenant_id, store)
         self._keys = IdempotencyService(connection, tenant_id)
+        self._webhooks = BatchWebhookService(connection, tenant_id)
 
     def create(self, batch: NewBatch, identity: RequestIdentity | None = None) -> Created:
         """Accept a batch: after the commit it will run, whatever crashes.
@@ -115,6 +118,8 @@ class BatchService:
         if trial_count > self._tenants.queue_room(self._tenant_id):
             raise QuotaExceededError("too many trials are queued: wait until some have run")
         self._insert(batch_id, batch, trial_count)
+        if batch.webhook is not None:
+            self._webhooks.attach(batch_id, batch.webhook)
         context = current_traceparent()
         if context is not None:
             self._batches.set_traceparent(batch_id, context)

@@ -19,6 +19,7 @@ from api.views import to_batch_view, to_cancel_view, to_job_view, to_trial_view
 from core.failpoints import failpoint
 from repositories.trials_read import TrialFilter
 from services.blobs import store_files
+from services.webhooks import check_receiver
 
 __all__ = ["router"]
 
@@ -47,6 +48,8 @@ def create_batch(
     """
     value = parse_json(body)
     batch = services.checker.check_batch(value)
+    if batch.webhook is not None:
+        check_receiver(services.guard, batch.webhook.url, field="on_complete.webhook.url")
     store_files(services.store, batch.files)
     with services.engine.begin() as connection:
         service = services.batches(connection, caller)

@@ -9,6 +9,7 @@ from pydantic import Field
 from api.schemas.base import RequestSchema, ResponseSchema
 from api.schemas.fields import LabelCaps, Labels, Title
 from api.schemas.jobs import JobRequestInBatch
+from api.schemas.webhooks import OnCompleteRequest
 
 __all__ = [
     "BatchRequest",
@@ -39,6 +40,7 @@ class BatchEnvelope(RequestSchema):
     labels: Labels = Field(default={})
     priority: int = Field(default=0, ge=-100, le=100)
     concurrency: ConcurrencyRequest = ConcurrencyRequest()
+    on_complete: OnCompleteRequest | None = None
     defaults: dict[str, Any] = Field(default={})
     jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)]
 

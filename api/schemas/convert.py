@@ -17,6 +17,8 @@ from api.schemas.jobs import (
     StepRequest,
     VerdictRequest,
 )
+from api.schemas.webhooks import OnCompleteRequest
+from services.batch_webhooks import BatchWebhook
 from services.jobspec import (
     ArtifactRule,
     Backoff,
@@ -36,8 +38,9 @@ from services.jobspec import (
     TrialPlan,
     Verdict,
 )
+from services.webhook_events import WebhookEvent
 
-__all__ = ["resolve_step", "to_spec", "to_wire"]
+__all__ = ["resolve_step", "to_batch_webhook", "to_spec", "to_wire"]
 
 MIB = 1 << 20
 
@@ -74,6 +77,14 @@ def to_spec(job: JobRequest, *, priority: int, files: dict[str, bytes]) -> JobSp
         trials=TrialPlan(job.trials.count, job.trials.seed),
         retry=_to_retry(job.retry),
     )
+
+
+def to_batch_webhook(wanted: OnCompleteRequest | None) -> BatchWebhook | None:
+    """Make the value of a batch's own receiver."""
+    if wanted is None:
+        return None
+    hook = wanted.webhook
+    return BatchWebhook(hook.url, hook.secret_ref, tuple(WebhookEvent(name) for name in hook.events))
 
 
 def resolve_step(job: JobRequest, name: str) -> str | None:

@@ -24,6 +24,7 @@ __all__ = [
     "OctalMode",
     "ParserName",
     "QueueName",
+    "ResourceName",
     "RewardKey",
     "StepName",
     "StepRef",
@@ -120,6 +121,7 @@ _IMAGE_REF = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}$"
 _BLOB_DIGEST = r"^sha256:[0-9a-f]{64}$"
 _OCTAL_MODE = r"^0?[0-7]{3}$"
 _REWARD_KEY = r"^[A-Za-z0-9._-]{1,100}$"
+_RESOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _QUEUE_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
@@ -134,6 +136,7 @@ PATTERN_WORDS = {
     _BLOB_DIGEST: "must be 'sha256:' and 64 lowercase hex digits",
     _OCTAL_MODE: "must be permission bits as three octal digits, as in '0644'",
     _REWARD_KEY: "must be 1 to 100 characters of A-Z a-z 0-9 . _ -",
+    _RESOURCE_NAME: "must be a name: a letter or digit, then at most 99 of A-Z a-z 0-9 . _ -",
     _ENV_NAME: "must be a variable name: a letter or _, then at most 127 letters, digits and _",
     _QUEUE_NAME: "must be a queue name: a-z or a digit, then at most 62 of a-z 0-9 . _ -",
     _LABEL_NAME: "must be a label name: a letter or digit, then at most 62 of A-Z a-z 0-9 . _ / -",
@@ -151,6 +154,7 @@ ImageRef = Annotated[str, Field(pattern=_IMAGE_REF)]
 BlobDigest = Annotated[str, Field(pattern=_BLOB_DIGEST)]
 OctalMode = Annotated[str, Field(pattern=_OCTAL_MODE, description="Permission bits as an octal string.")]
 QueueName = Annotated[str, Field(pattern=_QUEUE_NAME)]
+ResourceName = Annotated[str, Field(pattern=_RESOURCE_NAME)]
 RewardKey = Annotated[str, Field(pattern=_REWARD_KEY)]
 
 ArgText = Annotated[str, Field(max_length=MAX_VALUE), AfterValidator(_no_nul)]

@@ -44,7 +44,12 @@ def compose_program() -> str:
 
 def compose_variables() -> dict[str, str]:
     """What `./run env` writes, fresh, with our images and free ports."""
-    passwords = ("SANDMILL_POSTGRES_PASSWORD", "SANDMILL_REDIS_PASSWORD", "SANDMILL_FLOWER_PASSWORD")
+    passwords = (
+        "SANDMILL_POSTGRES_PASSWORD",
+        "SANDMILL_REDIS_PASSWORD",
+        "SANDMILL_FLOWER_PASSWORD",
+        "SANDMILL_SECRET_KEY",
+    )
     ports = ("SANDMILL_API_PUBLISHED_PORT", "SANDMILL_FLOWER_PUBLISHED_PORT")
     return {
         **{name: secrets.token_hex(24) for name in passwords},

@@ -99,6 +99,8 @@ def make_settings(database_url: str, redis_url: str, home: Path, **changes: Any)
         "redis_url": SecretStr(redis_url),
         "home": home,
         "runtime": "fake",
+        "secret_key": SecretStr("a secret of at least thirty-two characters"),
+        "webhook_allowed_networks": ("127.0.0.0/8",),
         "log_level": "error",
         **changes,
     }

@@ -7,7 +7,12 @@ import pytest
 
 from tests.support.compose import Project, compose_variables
 
-PASSWORDS = ("SANDMILL_POSTGRES_PASSWORD", "SANDMILL_REDIS_PASSWORD", "SANDMILL_FLOWER_PASSWORD")
+PASSWORDS = (
+    "SANDMILL_POSTGRES_PASSWORD",
+    "SANDMILL_REDIS_PASSWORD",
+    "SANDMILL_FLOWER_PASSWORD",
+    "SANDMILL_SECRET_KEY",
+)
 OURS = ("migrate", "api", "scheduler", "worker", "flower")
 STORES = ("postgres", "redis")
 
@@ -83,9 +88,16 @@ def test_api_and_flower_are_published_on_the_loopback_address_and_nothing_else_i
     assert published == {"api": ["127.0.0.1"], "flower": ["127.0.0.1"]}
 
 
-def test_stores_scheduler_and_worker_have_no_way_out(services):
-    for name in (*STORES, "migrate", "scheduler", "worker"):
+def test_stores_and_worker_have_no_way_out(services):
+    for name in (*STORES, "migrate", "worker"):
         assert set(services[name]["networks"]) == {"backend"}
+
+
+def test_only_the_scheduler_calls_receivers_of_webhooks(services):
+    outside = {name for name, service in services.items() if "outside" in service["networks"]}
+    assert outside == {"scheduler"}
+    with_key = {name for name, service in services.items() if "SANDMILL_SECRET_KEY" in service["environment"]}
+    assert with_key == {"api", "scheduler"}
 
 
 def test_no_password_is_in_a_command_line(services, variables):

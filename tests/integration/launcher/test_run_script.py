@@ -106,13 +106,21 @@ def test_passwords_for_compose_are_made_once_and_closed_to_others(copy):
         "SANDMILL_POSTGRES_PASSWORD",
         "SANDMILL_REDIS_PASSWORD",
         "SANDMILL_FLOWER_PASSWORD",
+        "SANDMILL_SECRET_KEY",
     }
     assert all(len(value) == 48 for value in values.values())
-    assert len(set(values.values())) == 3
+    assert len(set(values.values())) == 4
     assert stat.S_IMODE((copy / ".env").stat().st_mode) == 0o600
 
-    assert "is there already" in last_line(run(copy, ["env"]))
+    assert "is complete" in last_line(run(copy, ["env"]))
     assert (copy / ".env").read_text() == text
+
+
+def test_what_a_newer_release_needs_is_added_to_the_passwords(copy):
+    old = "SANDMILL_POSTGRES_PASSWORD=a\nSANDMILL_REDIS_PASSWORD=b\nSANDMILL_FLOWER_PASSWORD=c\n"
+    (copy / ".env").write_text(old)
+    assert run(copy, ["env"]).returncode == 0
+    assert (copy / ".env").read_text().startswith(f"{old}SANDMILL_SECRET_KEY=")
 
 
 def environment_with(copy: Path, *programs: str) -> Path:

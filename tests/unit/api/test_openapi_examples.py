@@ -15,6 +15,7 @@ from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
 from api.schemas.trials import ArtifactView, AttemptView, TrialDetailView, TrialView
 from api.schemas.usage import UsageView
+from api.schemas.webhooks import WebhookDeliveryView, WebhookSecretView, WebhookView
 from tests.support.launching import REPOSITORY
 
 MODELS = {
@@ -43,8 +44,13 @@ MODELS = {
     "Page_JobView_": Page[JobView],
     "Page_TrialView_": Page[TrialView],
     "ReplayView": ReplayView,
+    "Page_WebhookDeliveryView_": Page[WebhookDeliveryView],
+    "Page_WebhookView_": Page[WebhookView],
     "TrialDetailView": TrialDetailView,
     "VersionView": VersionView,
+    "WebhookDeliveryView": WebhookDeliveryView,
+    "WebhookSecretView": WebhookSecretView,
+    "WebhookView": WebhookView,
 }
 
 

@@ -65,7 +65,7 @@ def test_value_of_a_secret_is_never_quoted():
 
 
 def test_every_setting_that_can_be_wrong_is_told_by_its_variable(monkeypatch):
-    free = {"home", "database_url", "redis_url", "api_host", "metrics_host"}
+    free = {"home", "database_url", "redis_url", "secret_key", "api_host", "metrics_host"}
     for field_name, field in Settings.model_fields.items():
         if field_name in free:
             continue
@@ -74,6 +74,22 @@ def test_every_setting_that_can_be_wrong_is_told_by_its_variable(monkeypatch):
         with pytest.raises(SettingError, match=rf"^{variable}: must be .*nonsense'$"):
             read_settings(Settings)
         monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize("value", ["10.0.0.0/8", '["10.0.0.1/8"]', '["example.org"]', "[8]"])
+def test_networks_are_a_list_of_cidr(monkeypatch, value):
+    monkeypatch.setenv("SANDMILL_WEBHOOK_ALLOWED_NETWORKS", value)
+    with pytest.raises(
+        SettingError, match=r"^SANDMILL_WEBHOOK_ALLOWED_NETWORKS: must be a JSON list of text"
+    ):
+        read_settings(Settings)
+
+
+def test_key_that_is_too_short_is_refused_and_not_shown(monkeypatch):
+    monkeypatch.setenv("SANDMILL_SECRET_KEY", "short")
+    with pytest.raises(SettingError) as caught:
+        read_settings(Settings)
+    assert caught.value.message == "SANDMILL_SECRET_KEY: must be text of at least 32 characters"
 
 
 def test_runtimes_that_may_be_set_are_those_there_are():
