@@ -9,7 +9,8 @@ from docker.errors import APIError, ImageNotFound, NullResource
 
 from core.errors import BadImageError, ImageNotFoundError
 from runtimes.container_spec import ContainerImage
-from runtimes.engine import Engine
+from runtimes.engine import Engine, PullRefusedError
+from runtimes.engine_errors import pull_error
 
 __all__ = ["ImageCatalogue"]
 
@@ -25,7 +26,7 @@ class ImageCatalogue:
     def look_up(self, engine: Engine, name: str, workdir: str | None, *, pull: bool) -> ContainerImage:
         """Describe an image. workdir: also say whether it has that folder.
 
-        Raises ImageNotFoundError, BadImageError, and the engine's errors.
+        Raises ImageNotFoundError, BadImageError, kinds of RegistryError, and the engine's errors.
         """
         try:
             facts = _inspect(engine, name, pull=pull)
@@ -90,7 +91,10 @@ def _inspect(engine: Engine, name: str, *, pull: bool) -> dict[str, Any]:
     if pull:
         with suppress(ImageNotFound):
             return engine.image_facts(name)
-        engine.pull(name)
+        try:
+            engine.fetch_image(name)
+        except PullRefusedError as error:
+            raise pull_error(name, str(error)) from error
     return engine.image_facts(name)
 
 

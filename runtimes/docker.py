@@ -34,6 +34,7 @@ from runtimes.container_spec import (
 )
 from runtimes.deadline import Deadline
 from runtimes.engine import Engine
+from runtimes.engine_errors import daemon_error
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.syscalls import native_table
 from runtimes.netns import connect_in_namespace
@@ -128,8 +129,7 @@ class DockerRuntime(Runtime):
         bundle = self._prepare()
         deadline = Deadline(timeout_seconds)
         rules = self.rules()
-        with self._engine_call(deadline) as engine:
-            image = self._images.look_up(engine, spec.image, spec.workdir, pull=self._config.pull)
+        image = self._look_up(spec, deadline)
         settings = container_settings(spec, image, rules, bundle, token=self._tokens.of(spec.name))
         handle, is_new = self._create_container(spec, settings, deadline)
         if not is_new:
@@ -181,7 +181,7 @@ class DockerRuntime(Runtime):
             except APIError as error:
                 # Somebody else is removing it: gone is what we wait for.
                 if error.status_code != 409 or deadline.is_over:
-                    raise DaemonError(f"container {handle.name} could not be removed: {error}") from error
+                    raise daemon_error(f"container {handle.name} could not be removed", error) from error
                 threading.Event().wait(_READY_POLL_SECONDS)
             else:
                 return
@@ -205,6 +205,13 @@ class DockerRuntime(Runtime):
                 self._bundle = ensure_bundle(self._config.bundle_dir.absolute())
             return self._bundle
 
+    def _look_up(self, spec: SandboxSpec, deadline: Deadline) -> ContainerImage:
+        try:
+            with self._engine_call(deadline) as engine:
+                return self._images.look_up(engine, spec.image, spec.workdir, pull=self._config.pull)
+        except APIError as error:
+            raise daemon_error(f"image {spec.image!r} could not be looked at", error) from error
+
     def _create_container(
         self, spec: SandboxSpec, settings: dict[str, Any], deadline: Deadline
     ) -> tuple[SandboxHandle, bool]:
@@ -220,7 +227,7 @@ class DockerRuntime(Runtime):
                         f"image {spec.image!r} makes no container: {error.explanation}"
                     ) from error
                 if error.status_code != 409:
-                    raise DaemonError(f"container {spec.name} could not be created: {error}") from error
+                    raise daemon_error(f"container {spec.name} could not be created", error) from error
             existing = self._adopt(spec.name, deadline)
             if existing is not None:
                 return existing, False
@@ -258,7 +265,7 @@ class DockerRuntime(Runtime):
             said = str(error.explanation)
             if any(text in said for text in _IMAGE_FAULTS):
                 raise BadImageError(f"the image of {handle.name} cannot be started: {said}") from error
-            raise DaemonError(f"container {handle.name} could not be started: {said}") from error
+            raise daemon_error(f"container {handle.name} could not be started", error) from error
 
     def _await_execd(self, handle: SandboxHandle, deadline: Deadline) -> None:
         """Ping until execd answers: the engine says "started" before the program listens."""

@@ -5,22 +5,28 @@ import socket
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import docker
+import requests.exceptions
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 from docker.utils import kwargs_from_env
 from requests.adapters import BaseAdapter
 
 from runtimes.deadline import Deadline
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "PullRefusedError"]
 
 _MAX_FILE_BYTES = 1 << 20
 
 _DEFAULT_SECONDS = 10.0
 """For the version request that docker-py makes while it is built."""
+
+
+class PullRefusedError(DockerException):
+    """The engine could not fetch an image; its words, or those of the registry."""
 
 
 class Engine(docker.APIClient):
@@ -56,6 +62,21 @@ class Engine(docker.APIClient):
         """Inspect an image."""
         facts: dict[str, Any] = self.inspect_image(name)  # type: ignore[no-untyped-call]  # the stubs leave it out
         return facts
+
+    def fetch_image(self, name: str) -> None:
+        """Pull an image, within the deadline also if it comes in drop by drop. Raises PullRefusedError."""
+        deadline: Deadline | None = getattr(self._deadlines, "current", None)
+        try:
+            with closing(self.pull(name, stream=True, decode=True)) as progress:
+                for line in progress:
+                    if "error" in line:
+                        raise PullRefusedError(str(line["error"]))
+                    if deadline is not None and deadline.is_over:
+                        raise requests.exceptions.ReadTimeout
+        except APIError as error:
+            if isinstance(error, ImageNotFound) or (error.status_code or 500) < 500:
+                raise
+            raise PullRefusedError(str(error.explanation)) from error
 
     def create(self, settings: dict[str, Any], name: str) -> str:
         """Create a container from the body of the API's own call; gives its id."""
@@ -95,9 +116,9 @@ class Engine(docker.APIClient):
     def _set_request_timeout(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Override of docker-py's hook: what is left of the deadline, instead of one time for all calls."""
         deadline: Deadline | None = getattr(self._deadlines, "current", None)
-        kwargs.setdefault(
-            "timeout", _DEFAULT_SECONDS if deadline is None else max(0.001, deadline.remaining())
-        )
+        # None, which docker-py itself passes for a pull, would be no limit at all.
+        if kwargs.get("timeout") is None:
+            kwargs["timeout"] = _DEFAULT_SECONDS if deadline is None else max(0.001, deadline.remaining())
         return kwargs
 
 

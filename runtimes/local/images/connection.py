@@ -10,11 +10,12 @@ from contextlib import closing, contextmanager
 
 import httpx
 
-from core.errors import BadImageError, RegistryError, RegistryTlsError, SpecInvalidError
+from core.errors import BadImageError, RegistryError, RegistryTlsError, RunFailure, SpecInvalidError
 from runtimes.local.images.credentials import Credentials
 from runtimes.local.images.names import ImageName
 from runtimes.local.images.registry_auth import Challenge, authorize
 from runtimes.local.images.registry_errors import CERTIFICATES, RegistryErrors, speaks_no_tls
+from runtimes.retry_after import parse_retry_after
 
 __all__ = ["RegistryConnection"]
 
@@ -91,9 +92,8 @@ class RegistryConnection:
                 self._log_in(Challenge.parse(answer.headers.get("WWW-Authenticate", "")))
                 continue
             failures += 1
-            wait = answer.headers.get("Retry-After", "")
             error = self.errors.of_status(answer.status_code, body)
-            self.retry(failures, error, seconds=int(wait) if wait.isdecimal() and len(wait) < 9 else None)
+            self.retry(failures, error, seconds=_asked_wait(answer))
 
     def read(self, answer: httpx.Response, max_bytes: int) -> bytes:
         """Read an answer whole. Raises BadImageError if it is larger."""
@@ -117,6 +117,8 @@ class RegistryConnection:
         """
         problem = self.errors.of_connection(error) if isinstance(error, httpx.TransportError) else error
         may_pass = isinstance(problem, RegistryError) and problem.retryable
+        if isinstance(problem, RunFailure):
+            problem.retry_after_seconds = seconds
         if not may_pass or failures >= _ATTEMPTS or (seconds or 0) > _LONGEST_PAUSE_SECONDS:
             raise problem from (error if problem is not error else None)
         # Jitter: many that were broken off together must not come back together.
@@ -202,7 +204,8 @@ class RegistryConnection:
             if answer.status_code != 429 and answer.status_code < 500:
                 raise self.errors.of_auth(body)
             failures += 1
-            self.retry(failures, self.errors.of_status(answer.status_code, body))
+            refusal = self.errors.of_status(answer.status_code, body)
+            self.retry(failures, refusal, seconds=_asked_wait(answer))
 
     def _read_token(self, body: bytes) -> dict[str, object]:
         try:
@@ -210,6 +213,10 @@ class RegistryConnection:
         except (ValueError, RecursionError) as error:
             raise self.errors.other("has a token service that gives no JSON") from error
         return value if isinstance(value, dict) else {}
+
+
+def _asked_wait(answer: httpx.Response) -> float | None:
+    return parse_retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"))
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

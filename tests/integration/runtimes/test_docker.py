@@ -2,23 +2,28 @@
 
 import gc
 import subprocess
+import threading
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 from core.errors import (
     BadImageError,
+    CreateTimeoutError,
     DaemonError,
     ExecdUnreachableError,
     ImageNotFoundError,
     NotSupportedError,
+    RegistryRateLimitedError,
+    RegistryUnreachableError,
     RuntimeUnavailableError,
 )
 from runtimes.base import FileUpload
 from runtimes.container_spec import own_user
 from runtimes.docker import DockerConfig, DockerRuntime
 from tests.support.images import BUSYBOX_IMAGE, EMPTY_IMAGE, derived_image
+from tests.support.registry import serve_registry
 from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import START_SECONDS, docker_kind
 
@@ -57,6 +62,45 @@ def test_image_without_anything_starts(kind):
 def test_image_that_is_not_there_is_not_pulled(kind, name):
     with pytest.raises(ImageNotFoundError):
         kind.runtime.create(kind.spec(image=name), timeout_seconds=START_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (429, "TOOMANYREQUESTS", RegistryRateLimitedError, 12.5),
+        (503, "UNAVAILABLE", RegistryUnreachableError, None),
+        (404, "MANIFEST_UNKNOWN", ImageNotFoundError, None),
+    ],
+)
+def test_pull_that_a_registry_refuses_is_blamed_on_what_it_says(kind, runtime_folder, tmp_path, refusal):
+    status, code, failure, seconds = refusal
+    with serve_registry(tmp_path) as registry, closing(pulling_runtime(runtime_folder)) as runtime:
+        registry.faults = [
+            lambda handler: (
+                handler.path != "/v2/" and handler.refuse(status, code, "retry-after: 12.5s, allowed")
+            )
+        ]
+        with pytest.raises(failure) as caught:
+            runtime.create(kind.spec(image=f"{registry.address}/team/app:1"), timeout_seconds=START_SECONDS)
+    assert type(caught.value) is failure
+    assert caught.value.retry_after_seconds == seconds
+
+
+def test_pull_counts_as_a_part_of_the_start(kind, runtime_folder, tmp_path):
+    over = threading.Event()
+    with serve_registry(tmp_path) as registry, closing(pulling_runtime(runtime_folder)) as runtime:
+        runtime.check()
+        registry.faults = [lambda handler: handler.path != "/v2/" and over.wait(30) and handler.refuse(404)]
+        try:
+            with pytest.raises(CreateTimeoutError):
+                runtime.create(kind.spec(image=f"{registry.address}/team/app:1"), timeout_seconds=1.0)
+        finally:
+            over.set()
+
+
+def pulling_runtime(folder):
+    folders = {"bundle_dir": folder / "bundles", "state_dir": folder / "docker"}
+    return DockerRuntime(DockerConfig(**folders, pull=True))
 
 
 @pytest.mark.parametrize(

@@ -378,9 +378,32 @@ def test_registry_that_recovers_gives_the_image(store, registry):
 
 def test_long_wait_is_not_waited_for(store, registry):
     registry.faults = [lambda handler: handler.refuse(429, Retry_After="3600")]
-    with pytest.raises(RegistryRateLimitedError):
+    with pytest.raises(RegistryRateLimitedError) as caught:
         store.pull(name_at(registry))
     assert registry.seen.total() == 1
+    assert caught.value.retry_after_seconds == 3600.0
+
+
+def test_long_wait_until_a_date_is_told_as_well(store, registry):
+    def refuse(handler):
+        return handler.refuse(503, Retry_After="Fri, 01 Jan 2100 00:00:00 GMT")
+
+    registry.faults = [refuse]
+    with pytest.raises(RegistryUnreachableError) as caught:
+        store.pull(name_at(registry))
+    assert registry.seen.total() == 1
+    assert caught.value.retry_after_seconds > 3600.0
+
+
+def test_token_service_that_is_busy_is_left_alone_too(store, registry):
+    registry.auth = "bearer"
+    registry.faults = [
+        lambda handler: handler.path.startswith("/token") and handler.refuse(429, Retry_After="3600")
+    ]
+    with pytest.raises(RegistryRateLimitedError) as caught:
+        store.pull(name_at(registry))
+    assert caught.value.retry_after_seconds == 3600.0
+    assert registry.seen["GET /token"] == 1
 
 
 def test_words_of_a_registry_are_made_safe_to_show(store, registry):
