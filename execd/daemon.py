@@ -10,6 +10,8 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from execd import kernel
 from execd.envs import initial_environment
@@ -19,7 +21,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["main", "open_listener", "run"]
+__all__ = ["Ahead", "main", "open_listener", "prepare_ahead", "run"]
 
 log = logging.getLogger("execd")
 
@@ -35,11 +37,32 @@ def main(arguments: Sequence[str]) -> int:
     return run(arguments, initial_environment())
 
 
-def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a daemon can have before it knows its options. loop: runs nothing yet. descriptors: the loop's own."""
+
+    loop: asyncio.AbstractEventLoop
+    descriptors: frozenset[int]
+
+
+def prepare_ahead() -> Ahead:
+    """Do, in the process that will call `run`, what does not depend on options. Raises OSError."""
+    # The level comes with the options.
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Python's own SIGPIPE and SIGXFSZ are put back in every child; what else is ignored came from our parent.
+    for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.SIG_DFL)
+    before = kernel.open_descriptors()
+    loop = asyncio.new_event_loop()
+    return Ahead(loop, frozenset(kernel.open_descriptors() - before))
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str], ahead: Ahead | None = None) -> int:
     """Run until SIGTERM or SIGINT; sealed, until SIGKILL.
 
-    environment: what commands inherit, and the daemon's own EXECD_ settings. Returns the exit code: 0, 2 for a wrong
-    command line, 1 if it cannot listen.
+    environment: what commands inherit, and the daemon's own EXECD_ settings. ahead: of this process, where there was
+    time for it. Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen.
     """
     try:
         options = parse_options(arguments, environment)
@@ -49,22 +72,30 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     if options.is_help:
         sys.stdout.write(USAGE)
         return 0
-    logging.basicConfig(
-        stream=sys.stderr, level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     try:
-        _prepare_process(options)
-        listener = open_listener(options)
+        # Looked at first: the loop's own descriptors may have the numbers of those that are not there.
+        kept = _keep_accounts(options)
+        ahead = ahead or prepare_ahead()
     except OSError as error:
         sys.stderr.write(f"execd: {error}\n")
         return 1
-    except ValueError as error:
-        sys.stderr.write(f"execd: --rlimit: {error}\n")
-        return 1
-    if options.log_file is not None and not options.is_sealed:
-        _log_to(options.log_file)
-    gc.freeze()
-    asyncio.run(_serve(options, environment, listener))
+    with asyncio.Runner(loop_factory=lambda: ahead.loop) as runner:
+        # The runner closes what it has got.
+        runner.get_loop()
+        logging.getLogger().setLevel(options.log_level)
+        try:
+            _prepare_process(options, kept | ahead.descriptors)
+            listener = open_listener(options)
+        except OSError as error:
+            sys.stderr.write(f"execd: {error}\n")
+            return 1
+        except ValueError as error:
+            sys.stderr.write(f"execd: --rlimit: {error}\n")
+            return 1
+        if options.log_file is not None and not options.is_sealed:
+            _log_to(options.log_file)
+        gc.freeze()
+        runner.run(_serve(options, environment, listener))
     return 0
 
 
@@ -86,23 +117,20 @@ def _log_to(path: str) -> None:
             handler.setStream(stream)
 
 
-def _prepare_process(options: Options) -> None:
-    """Bring limits, signals, descriptors and kernel settings to what children shall inherit."""
+def _prepare_process(options: Options, kept: AbstractSet[int]) -> None:
+    """Bring limits, signals, descriptors and kernel settings to what children shall inherit.
+
+    kept: descriptors to leave open, besides the listener.
+    """
     kernel.set_process_name("execd")
-    # Python's own SIGPIPE and SIGXFSZ are put back in every child; what else is ignored came from our parent.
-    for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
-        if signal.getsignal(ignored) is signal.SIG_IGN:
-            signal.signal(ignored, signal.SIG_DFL)
     # Python's handler. Signals left at their default never reach process 1 from inside its own namespace. Unsealed, our
     # own takes this one's place later; from asyncio's it would do so with a long description of that, never shown.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if options.is_sealed and os.getpid() != 1:
         log.warning("sealed_but_not_process_1")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    kept = _keep_accounts(options)
-    if options.listen_fd is not None:
-        kept.add(options.listen_fd)
-    kernel.close_other_descriptors(keep=kept)
+    listener = set() if options.listen_fd is None else {options.listen_fd}
+    kernel.close_other_descriptors(keep=kept | listener)
     for number, value in options.rlimits.items():
         resource.setrlimit(number, (value, value))
     if not kernel.adopt_orphans():

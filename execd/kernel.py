@@ -1,15 +1,18 @@
 """Settings of this process that only the kernel knows: adopting orphans, and secrecy of its memory."""
 
 import errno
+import functools
 import importlib
 import os
 import re
-from typing import Final
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
 
 __all__ = [
     "adopt_orphans",
     "close_other_descriptors",
     "hide_memory",
+    "open_descriptors",
     "overwrite_arguments",
     "rename_exclusively",
     "set_process_name",
@@ -84,17 +87,30 @@ def set_process_name(name: str) -> None:
         _prctl(_PR_SET_NAME, name.encode())
 
 
-def close_other_descriptors(keep: set[int]) -> None:
-    """Close everything inherited beyond standard streams and `keep`."""
+def open_descriptors() -> set[int]:
+    """Give the numbers of all, without /proc those below 256."""
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:
-        numbers = set(range(3, 256))
-    for fd in numbers - keep - {0, 1, 2}:
+        numbers = set(range(256))
+    return {number for number in numbers if _is_open(number)}
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False  # the listing's own, for one
+    return True
+
+
+def close_other_descriptors(keep: AbstractSet[int]) -> None:
+    """Close everything inherited beyond standard streams and `keep`."""
+    for fd in open_descriptors() - keep - {0, 1, 2}:
         try:
             os.close(fd)
         except OSError:
-            continue  # the listing's own descriptor
+            continue  # some file systems tell here what could not be written
 
 
 def rename_exclusively(source: str, target: str) -> None:
@@ -118,9 +134,15 @@ def rename_exclusively(source: str, target: str) -> None:
 
 def _prctl(option: int, value: int | bytes) -> bool:
     try:
-        ctypes = importlib.import_module("ctypes")
+        ctypes, libc = _c_library()
     except ImportError:
         return False
-    libc = ctypes.CDLL(None)
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
     return bool(libc.prctl(option, argument, 0, 0, 0) == 0)
+
+
+@functools.cache
+def _c_library() -> tuple[Any, Any]:
+    """Give the module and the library: once, since each time would make a class of its own. Raises ImportError."""
+    ctypes = importlib.import_module("ctypes")
+    return ctypes, ctypes.CDLL(None)

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import os
 import socket
-from collections.abc import Callable
 
 from execd.limits import Limits
 from execd.options import Options
@@ -16,7 +15,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["answer_once", "warm_up"]
+__all__ = ["PING", "warm_up"]
 
 _LATE_MODULES = (
     # What the library loads only when it is needed, from files that a daemon inside a sandbox could not see.
@@ -27,7 +26,7 @@ _LATE_MODULES = (
 _NOT_OF_THE_DAEMON = ("__", "bundle", "elf")
 """Beginnings of the modules that are programs, or that build the bundle."""
 
-_REQUEST = b"GET /ping HTTP/1.1\r\nHost: execd\r\nConnection: close\r\n\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: execd\r\nConnection: close\r\n\r\n"
 
 
 def warm_up() -> None:
@@ -39,22 +38,22 @@ def warm_up() -> None:
         name, dot, ending = entry.name.rpartition(".")
         if dot and ending == "py" and not name.startswith(_NOT_OF_THE_DAEMON):
             importlib.import_module(f"execd.{name}")
-    answer_once()
+    _answer_once()
 
 
-def answer_once(on_answer: Callable[[], None] = lambda: None) -> None:
-    """Answer one request, as the first thing of a daemon's life. on_answer: called before the daemon ends."""
+def _answer_once() -> None:
+    """Answer one request, as the first thing of a daemon's life, and end."""
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
         listener.setblocking(False)
         # Asked before there is a loop: what a client does is no part of it.
         client.connect(listener.getsockname())
-        client.sendall(_REQUEST)
-        asyncio.run(_answer_once(listener, client, on_answer))
+        client.sendall(PING)
+        asyncio.run(_serve_once(listener, client))
 
 
-async def _answer_once(listener: socket.socket, client: socket.socket, on_answer: Callable[[], None]) -> None:
+async def _serve_once(listener: socket.socket, client: socket.socket) -> None:
     limits = Limits()
     service = Service(Options(), {}, limits, Reaper())
     server = Server(service.routes.handle, limits)
@@ -64,5 +63,4 @@ async def _answer_once(listener: socket.socket, client: socket.socket, on_answer
     loop.add_reader(client, is_answered.set)
     await is_answered.wait()
     loop.remove_reader(client)
-    on_answer()
     await server.stop(grace_seconds=1)

@@ -27,11 +27,10 @@ from runtimes.local.plan_parts import (
     environment,
     is_below,
     kernel_mounts,
-    proc_masks,
 )
 from runtimes.local.roots import Root
 
-__all__ = ["HOST_IMAGE", "build_plan", "shared_etc", "shown_by_all", "write_etc"]
+__all__ = ["HOST_IMAGE", "build_plan", "shared_etc", "write_etc"]
 
 _HOME = "/home/sandbox"
 
@@ -155,12 +154,6 @@ def build_plan(
         environment=environment(base, spec.env),
         seccomp=seccomp,
     )
-
-
-def shown_by_all(sources: Sources) -> list[str]:
-    """Give the files and folders of the host that most sandboxes see."""
-    binds = (*_system_mounts(sources), *proc_masks(sources))
-    return sorted({mount.source for mount in binds} | {sources.etc, sources.bundle})
 
 
 @cache

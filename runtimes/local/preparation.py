@@ -9,7 +9,7 @@ from runtimes.bundle import Bundle, ensure_bundle
 from runtimes.local.bwrap import find_bwrap
 from runtimes.local.config import LocalConfig
 from runtimes.local.executor import Executor
-from runtimes.local.host_image import shared_etc, shown_by_all
+from runtimes.local.host_image import shared_etc
 from runtimes.local.launch import BwrapExecutor
 from runtimes.local.plan_parts import Sources
 from runtimes.local.records import Records
@@ -17,6 +17,7 @@ from runtimes.local.seccomp import build_filter, encode
 from runtimes.local.spawner import Spawner
 from runtimes.local.syscalls import native_table
 from runtimes.local.zygote.client import Zygote
+from runtimes.local.zygote.rehearsal import rehearsal_order
 
 __all__ = ["Prepared", "has_zygote", "is_host_root", "prepare"]
 
@@ -41,8 +42,9 @@ def prepare(config: LocalConfig, records: Records, *, as_root: bool) -> Prepared
     state = config.state_dir
     (state / "sockets").mkdir(mode=0o700, parents=True, exist_ok=True)
     state.chmod(0o700)
-    executor = _make_executor(config, bundle, shared_etc(state), as_root=as_root)
-    return Prepared(records, executor, bundle, encode(build_filter(table)))
+    seccomp = encode(build_filter(table))
+    executor = _make_executor(config, bundle, shared_etc(state), seccomp, as_root=as_root)
+    return Prepared(records, executor, bundle, seccomp)
 
 
 def has_zygote(config: LocalConfig, *, as_root: bool) -> bool:
@@ -68,7 +70,9 @@ def _refuse_what_needs_root(config: LocalConfig) -> None:
         raise RuntimeUnavailableError("; ".join(asked))
 
 
-def _make_executor(config: LocalConfig, bundle: Bundle, etc: Path, *, as_root: bool) -> Executor:
+def _make_executor(
+    config: LocalConfig, bundle: Bundle, etc: Path, seccomp: bytes, *, as_root: bool
+) -> Executor:
     extra = config.host_paths
     if has_zygote(config, as_root=as_root):
         staging = config.state_dir / "root"
@@ -76,7 +80,8 @@ def _make_executor(config: LocalConfig, bundle: Bundle, etc: Path, *, as_root: b
         shown = {str(path): str(path) for path in extra}
         sources = Sources(etc=str(etc), bundle=str(bundle.path), extra=shown)
         meeting = config.state_dir / "zygotes" if config.outlives else None
-        return Zygote(bundle, sources, staging, shown_by_all(sources), meeting=meeting)
+        rehearsal = rehearsal_order(sources, seccomp, first_id=config.uid_base)
+        return Zygote(bundle, sources, staging, rehearsal, meeting=meeting)
     disk = config.state_dir / "disk"
     disk.mkdir(mode=0o700, exist_ok=True)
     spawner = Spawner(find_bwrap(), etc, bundle.path, extra, as_root=as_root)

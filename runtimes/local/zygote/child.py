@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from execd.daemon import run
+from execd.daemon import prepare_ahead, run
 from runtimes import linux
 from runtimes.local.plan import Namespace, Plan
+from runtimes.local.zygote.ahead import AheadMounts
 from runtimes.local.zygote.orders import ACCOUNT, BAD_IMAGE, CGROUP, LISTENER, MESSAGES, TASKS, Order
 from runtimes.local.zygote.prepared import Prepared
 from runtimes.local.zygote.root import BadRootError, enter_folder, enter_root
@@ -67,6 +68,8 @@ class Child:
         os.umask(0)
         if has_network:
             _bring_up_loopback()
+        self._mounts = AheadMounts(prepared)
+        self._daemon = prepare_ahead()
 
     def become_sandbox(
         self, order: Order, disk: int, written: Sequence[int], descriptors: Sequence[int]
@@ -85,7 +88,8 @@ class Child:
                 socket.sethostname(order.plan.hostname)
             enter_root(
                 order.plan,
-                prepared=self._prepared,
+                ahead=self._mounts,
+                staging=self._prepared.staging,
                 disk=disk,
                 written=written,
                 generation=order.disk.generation,
@@ -101,7 +105,8 @@ class Child:
             if order.plan.seccomp is not None:
                 linux.install_seccomp(order.plan.seccomp)
             os.environ.clear()
-            status = run([*_descriptor_flags(order, descriptors), *order.flags], order.plan.environment)
+            flags = [*_descriptor_flags(order, descriptors), *order.flags]
+            status = run(flags, order.plan.environment, self._daemon)
         except BadRootError as error:
             sys.stderr.write(f"{BAD_IMAGE}{error}\n")
         except BaseException as error:  # noqa: BLE001 -- the end of the process, whatever it was

@@ -9,10 +9,10 @@ import subprocess
 import sysconfig
 import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 
 from core.errors import CreateTimeoutError, DaemonError, RuntimeUnavailableError
@@ -46,11 +46,11 @@ _DROP_SECONDS = 1.0
 _PROGRAM = """
 import json, sys
 sys.modules["ssl"] = None
-control, folder, paths, sources = sys.argv[1:]
+control, rehearsal, folder, paths = sys.argv[1:]
 own, *others = json.loads(paths)
 sys.path[:] = [own, *others, *sys.path]
 from runtimes.local.zygote.process import main
-main(int(control), folder, json.loads(sources))
+main(int(control), int(rehearsal), folder)
 """
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -79,11 +79,11 @@ class Zygote:
         bundle: Bundle,
         sources: Sources,
         folder: Path,
-        shown: Sequence[str],
+        rehearsal: Order,
         *,
         meeting: Path | None = None,
     ) -> None:
-        """Start the process. folder: an empty one of the host. shown: files and folders that most sandboxes will see.
+        """Start the process. folder: an empty one of the host. rehearsal: see `process.main`.
 
         bundle: its interpreter runs the zygote, since its C library reads nothing of an image. meeting: a folder for
         our user alone, where a zygote of the same build that outlived another process is found again; it ends when it
@@ -94,7 +94,7 @@ class Zygote:
         self.sources = sources
         self._folder = folder
         self._meeting = meeting
-        self._program = _Program(bundle.interpreter, str(folder), tuple(shown))
+        self._program = _Program(bundle.interpreter, str(folder), rehearsal)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         with self._lock:
@@ -212,16 +212,16 @@ class Zygote:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What a zygote is started with: one of another build, or that shows other files, is another zygote."""
+    """What a zygote is started with: one of another build, or with other mounts, is another zygote."""
 
     interpreter: tuple[str, ...]
     folder: str
-    shown: tuple[str, ...]
+    rehearsal: Order
 
     @property
     def name(self) -> str:
         """Tell programs apart, by their sources as well."""
-        digest = hashlib.sha256(repr((self.interpreter, self.folder, self.shown)).encode())
+        digest = hashlib.sha256(repr((self.interpreter, self.folder, self.rehearsal.plan.mounts)).encode())
         for path in sorted(
             path for part in ("core", "execd", "runtimes") for path in (_ROOT / part).rglob("*.py")
         ):
@@ -235,12 +235,12 @@ def _start(program: _Program, ours: socket.socket, theirs: socket.socket) -> "su
     library = sysconfig.get_path("stdlib")
     # The bundle has only what execd needs, and is of the same version as this interpreter.
     paths += [library, f"{library}/lib-dynload"]
-    words = [str(theirs.fileno()), program.folder, json.dumps(paths), json.dumps(program.shown)]
     try:
-        with theirs:
+        with theirs, FileIO(memory_file("rehearsal", encode(program.rehearsal))) as rehearsal:
+            passed = [theirs.fileno(), rehearsal.fileno()]
             return subprocess.Popen(
-                [*program.interpreter, "-c", _PROGRAM, *words],
-                pass_fds=[theirs.fileno()],
+                [*program.interpreter, "-c", _PROGRAM, *map(str, passed), program.folder, json.dumps(paths)],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 env={},
                 cwd="/",

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from io import FileIO
 from typing import Final
@@ -34,12 +35,12 @@ class HotPages:
         self._ranges = [(ctypes.c_void_p(start), ctypes.c_size_t(size)) for start, size in ranges]
 
     @classmethod
-    def of(cls, work: Callable[[Callable[[], None]], None]) -> "HotPages":
-        """Do the work in a fork, and give what it wrote to. Empty where the kernel does not tell.
+    def of(cls, start: Callable[[], int]) -> "HotPages":
+        """Have a process do the work, and give what it wrote to. Empty where the kernel does not tell, or it fails.
 
-        work: is given what to call, once, when all that counts is done.
+        start: called in a fork of this process; forks the one that works, and gives its number when the work is done.
         """
-        pid, answers = _fork_with_pipe(lambda write_end: _watch(work, write_end))
+        pid, answers = _fork_with_pipe(lambda write_end: _watch(start, write_end))
         with answers:
             data = answers.read()
         os.waitpid(pid, 0)
@@ -51,20 +52,20 @@ class HotPages:
             _LIBC.madvise(start, size, _MADV_POPULATE_WRITE)
 
 
-def _watch(work: Callable[[Callable[[], None]], None], write_end: int) -> None:
+def _watch(start: Callable[[], int], write_end: int) -> None:
     """Have a fork do the work, and write the ranges it wrote to.
 
     Looking at it is work, too, and would be found; so it is done by a process between the one that works and the first.
     """
-
-    def say_and_wait(done: int) -> None:
-        os.write(done, b"done")
-        signal.pause()
-
-    pid, answers = _fork_with_pipe(lambda done: work(lambda: say_and_wait(done)))
     try:
-        with answers:
-            ranges = _join(_own_pages(pid)) if answers.read(1) else []
+        pid = start()
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"sandboxes will start more slowly: the rehearsal failed: {error}\n")
+        return
+    try:
+        # What it has got anew is elsewhere in every process.
+        known = {page for first, end in _writable(os.getpid()) for page in range(first, end)}
+        ranges = _join([page for page in _own_pages(pid) if page in known])
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -88,14 +89,8 @@ def _fork_with_pipe(act: Callable[[int], None]) -> tuple[int, FileIO]:
 def _own_pages(pid: int) -> list[int]:
     """Numbers of the pages that a process has written to since it was forked, ascending."""
     pages = []
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        lines = file.read().splitlines()
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
-        for line in lines:
-            span, rights, *_ = line.split()
-            if rights != "rw-p" or "[stack" in line:
-                continue
-            first, end = (int(text, 16) // _PAGE for text in span.split("-"))
+        for first, end in _writable(pid):
             pagemap.seek(first * 8)
             entries = struct.iter_unpack("=Q", pagemap.read((end - first) * 8))
             pages += [
@@ -104,6 +99,14 @@ def _own_pages(pid: int) -> list[int]:
                 if entry & _PRESENT_AND_OWN == _PRESENT_AND_OWN
             ]
     return pages
+
+
+def _writable(pid: int) -> list[tuple[int, int]]:
+    """First page, and that behind the last, of all private memory of a process that can be written, but its stack."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line.split() for line in file if "[stack" not in line]
+    spans = [span.split("-") for span, rights, *_ in lines if rights == "rw-p"]
+    return [(int(first, 16) // _PAGE, int(end, 16) // _PAGE) for first, end in spans]
 
 
 def _join(pages: list[int]) -> list[tuple[int, int]]:

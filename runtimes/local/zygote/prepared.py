@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from runtimes import linux
+from runtimes.local.plan import Bind, Mount
 
 __all__ = ["READ_ONLY", "Prepared"]
 
@@ -21,13 +22,16 @@ _DEVICE_LINKS: Final = {
 
 
 class Prepared:
-    """staging: where a sandbox mounts its root. devices: a /dev to copy, with everything below it."""
+    """staging: where a sandbox mounts its root. devices: a /dev to copy, with everything below it. usual: as given."""
 
-    def __init__(self, folder: str, sources: Sequence[str]) -> None:
+    def __init__(self, folder: str, usual: Sequence[Mount]) -> None:
         """Cover the folder, in this process's mount namespace, and make everything in it. Raises OSError.
 
-        sources: files and folders of the host that sandboxes will see read-only; one that is missing is left out.
+        usual: the mounts of a sandbox like most, in order. Those of the host's files and folders are made here; one
+        that is missing is left out.
         """
+        self.usual = usual
+        sources = sorted({mount.source for mount in usual if isinstance(mount, Bind)})
         linux.attach(linux.new_mount("tmpfs", {"size": "1m", "mode": "700"}, linux.MOUNT_ATTR_NOSUID), folder)
         self.staging = f"{folder}/root"
         self.devices = f"{folder}/dev"

@@ -17,7 +17,7 @@ from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Final
 
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
-from execd.warm import answer_once, warm_up
+from execd.warm import PING, warm_up
 from runtimes import linux
 from runtimes.local.plan import ALL_NAMESPACES, Namespace
 from runtimes.local.zygote.child import Child, birth_flags
@@ -39,29 +39,36 @@ _PAUSE_MS: Final = 8
 waits for its ids, would have to wait for it; and its copying of memory takes processor time from those that start."""
 
 _PAUSE_AFTER_FAILURE_MS: Final = 1_000
+_REHEARSAL_SECONDS: Final = 10.0
 
 
-def main(control_fd: int, folder: str, sources: Sequence[str]) -> None:
+def main(control_fd: int, rehearsal_fd: int, folder: str) -> None:
     """Serve orders until the control socket is closed; if that one listens, until there is no client and no sandbox.
 
-    folder: an empty one, to mount on. sources: of the host, that sandboxes will see.
+    rehearsal_fd: memory with an order for a sandbox like most. It is carried out once before any other, to see what a
+    sandbox writes to in its memory; its descriptors are a listener and messages. folder: an empty one, to mount on.
     """
     control = socket.socket(fileno=control_fd)
     os.umask(0)
     linux.unshare(linux.CLONE_NEWNS)
     linux.make_private("/", receives=True)
-    prepared = Prepared(folder, sources)
-    hot_pages = _load_everything()
+    order = read_memory(rehearsal_fd)
+    os.close(rehearsal_fd)
+    rehearsal = decode(order)
+    prepared = Prepared(folder, rehearsal.plan.mounts)
+    disks = Disks(folder)
+    _load_everything()
     overwrite_arguments(b"execd")
     set_process_name("sandmill-zygote")
-    _Zygote(control, prepared, Disks(folder), hot_pages).serve()
+    nobody, nothing = socket.socketpair()
+    with nobody, nothing:
+        hot_pages = HotPages.of(lambda: _Zygote(nobody, prepared, disks, HotPages([])).rehearse(order))
+    disks.drop(rehearsal.disk.name)
+    _Zygote(control, prepared, disks, hot_pages).serve()
 
 
-def _load_everything() -> HotPages:
-    """Have all of execd in memory, and no way to load more: a forked daemon would find its files in the sandbox.
-
-    Gives the memory that a daemon writes to.
-    """
+def _load_everything() -> None:
+    """Have all of execd in memory, and no way to load more: a forked daemon would find its files in the sandbox."""
     warm_up()
     sys.path.clear()
     sys.path_hooks.clear()
@@ -70,7 +77,6 @@ def _load_everything() -> HotPages:
     gc.collect()
     # Objects that no collection looks at stay in memory that all children share.
     gc.freeze()
-    return HotPages.of(answer_once)
 
 
 class _Fork:
@@ -141,6 +147,33 @@ class _Zygote:
                 self._serve_client(number)
             if not ready and is_short:
                 pause = _PAUSE_MS if self._make_spare() else _PAUSE_AFTER_FAILURE_MS
+
+    def rehearse(self, encoded: bytes) -> int:
+        """Start a sandbox, as for an order that comes when there is a fork made ahead; give its number when it answers.
+
+        Raises OSError, ValueError.
+        """
+        order = decode(encoded)
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+            # The kernel makes up an address that nobody else has.
+            listener.bind("")
+            listener.listen(1)
+            client.settimeout(_REHEARSAL_SECONDS)
+            client.connect(listener.getsockname())
+            client.sendall(PING)
+            messages, memory = os.memfd_create("messages"), os.memfd_create("order")
+            os.write(memory, encoded)
+            disk = self._disks.open(order.disk, order.plan)
+            fork = self._fork(ALL_NAMESPACES, is_early=True)
+            fork.channel.settimeout(_REHEARSAL_SECONDS)
+            fork.send([memory, disk, listener.fileno(), messages], order.first_id)
+            if fork.is_waiting_for_ids():
+                map_ids(fork.pid, order.first_id)
+                fork.channel.send(b"mapped")
+            if not client.recv(1):
+                os.lseek(messages, 0, os.SEEK_SET)
+                raise ValueError(os.read(messages, MAX_MESSAGE_BYTES).decode("utf-8", "replace"))
+        return fork.pid
 
     def _make_spare(self) -> bool:
         """Make a fork ahead; False where the host has no room for one now, which must not end those that run."""
@@ -220,7 +253,8 @@ class _Zygote:
     def _send_order(self, order: Order, descriptors: list[int]) -> _Fork:
         """Give an order to one that was made ahead, unless it needs another sort, or all have died meanwhile."""
         while self._spares and self._suits_spares(order):
-            fork = self._spares.pop()
+            # The oldest: the latest may still be at its preparations.
+            fork = self._spares.pop(0)
             # Others may end it at any time: the kernel, for one, when memory is short.
             with contextlib.suppress(OSError):
                 fork.send(descriptors, order.first_id)

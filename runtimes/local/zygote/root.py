@@ -21,9 +21,10 @@ from runtimes.local.plan import (
     TextFile,
     Tmpfs,
 )
+from runtimes.local.zygote.ahead import AheadMounts, mount_proc
 from runtimes.local.zygote.disks import is_written
 from runtimes.local.zygote.ids import mapped_namespace
-from runtimes.local.zygote.prepared import READ_ONLY, Prepared
+from runtimes.local.zygote.prepared import READ_ONLY
 
 __all__ = ["BadRootError", "enter_folder", "enter_root"]
 
@@ -41,23 +42,32 @@ class BadRootError(Exception):
 
 
 def enter_root(
-    plan: Plan, *, prepared: Prepared, disk: int, written: Sequence[int], generation: int, first_id: int
+    plan: Plan,
+    *,
+    ahead: AheadMounts,
+    staging: str,
+    disk: int,
+    written: Sequence[int],
+    generation: int,
+    first_id: int,
 ) -> None:
     """Build what the plan says and make it the root of this process; the host's own is out of reach afterwards.
 
-    For real root in a mount namespace of its own. disk: a mount that is nowhere yet, to write to, in the folder of the
-    generation. written: mounts, nowhere yet, of those layers of the root that sandboxes wrote, in their order.
-    first_id: host id of 0 inside. Raises BadRootError, OSError.
+    For real root in a mount namespace of its own. staging: a folder to mount the root on. disk: a mount that is nowhere
+    yet, to write to, in the folder of the generation. written: mounts, nowhere yet, of those layers of the root that
+    sandboxes wrote, in their order. first_id: host id of 0 inside. Raises BadRootError, OSError.
     """
     # Sources are opened while the host is still in sight, and put in their places when it no longer is: whatever links
     # an image has, they lead to places inside of it.
-    sources = {mount: prepared.copy(mount.source) for mount in plan.mounts if isinstance(mount, Bind)}
-    devices = linux.clone_mount(prepared.devices)
-    builder = _Builder(first_id, plan, sources, devices)
     root, *rest = plan.mounts
+    proc, done_with_it = ahead.take_proc(rest)
+    rest = [mount for mount in rest if mount not in done_with_it or isinstance(mount, ProcFolder)]
+    sources = {mount: ahead.take_bind(mount) for mount in rest if isinstance(mount, Bind)}
+    builder = _Builder(first_id, plan, sources, proc, ahead.take_devices())
+    ahead.close()
     layers = _open_layers(root, written) if isinstance(root, Overlay) else []
-    linux.attach(disk, prepared.staging)
-    os.chdir(prepared.staging)
+    linux.attach(disk, staging)
+    os.chdir(staging)
     builder.enter_generation(generation)
     if isinstance(root, Overlay):
         builder.make_overlay(root, layers)
@@ -92,12 +102,18 @@ def enter_folder(path: str) -> None:
 
 
 class _Builder:
-    """first_id: host id of 0 inside. devices: a mount of a /dev, nowhere yet."""
+    """first_id: host id of 0 inside. sources, devices: mounts that are nowhere yet, the second a /dev.
 
-    def __init__(self, first_id: int, plan: Plan, sources: dict[Bind, int], devices: int) -> None:
+    proc: one of a /proc with all that covers parts of it; None: there is none.
+    """
+
+    def __init__(
+        self, first_id: int, plan: Plan, sources: dict[Bind, int], proc: int | None, devices: int
+    ) -> None:
         self._first_id = first_id
         self._uid, self._gid = first_id + plan.uid, first_id + plan.gid
         self._sources = sources
+        self._proc = proc
         self._devices = devices
 
     def enter_generation(self, generation: int) -> None:
@@ -157,9 +173,10 @@ class _Builder:
             case TextFile(path, text):
                 self._write(path, text)
             case ProcFolder(path):
-                self._proc(path)
+                self._mount_proc(path)
             case DeviceFolder(path):
-                self._dev(path)
+                self._mount_point(path)
+                linux.attach(self._devices, path)
             case ReadOnly(path):
                 linux.change_mount(path, linux.MOUNT_ATTR_RDONLY)
             case Overlay():
@@ -183,20 +200,12 @@ class _Builder:
             self._empty_file(mount.path)
         linux.attach(source, mount.path)
 
-    def _proc(self, path: str) -> None:
+    def _mount_proc(self, path: str) -> None:
         self._mount_point(path)
-        attributes = _SAFE | linux.MOUNT_ATTR_NOEXEC
-        linux.attach(linux.new_mount("proc", {}, attributes), path)
-        settings = linux.clone_mount(f"{path}/sys", recursive=False)
-        linux.change_mount(settings, attributes | linux.MOUNT_ATTR_RDONLY)
-        linux.attach(settings, f"{path}/sys")
-
-    def _dev(self, path: str) -> None:
-        self._mount_point(path)
-        linux.attach(self._devices, path)
-        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC
-        pts = {"newinstance": None, "ptmxmode": "666", "mode": "620"}
-        linux.attach(linux.new_mount("devpts", pts, attributes), f"{path}/pts")
+        if self._proc is None:
+            mount_proc(path)
+        else:
+            linux.attach(self._proc, path)
 
     def _mount_point(self, path: str) -> None:
         """Have a folder at this very path: the sandbox could put another in the place of a link to it."""

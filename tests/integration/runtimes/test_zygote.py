@@ -42,6 +42,35 @@ linux.enter_namespace(int(sys.argv[1]), linux.CLONE_NEWUSER)
 print(open("/proc/self/uid_map").read(), open("/proc/self/gid_map").read())
 """
 
+AHEAD = """
+import os, sys
+from runtimes import linux
+from runtimes.local.plan import Bind, ProcFolder
+from runtimes.local.zygote.ahead import AheadMounts
+from runtimes.local.zygote.prepared import Prepared
+
+def opened():
+    return len(os.listdir("/proc/self/fd")), len(open("/proc/self/mountinfo").readlines())
+
+usr, cover = Bind("/usr", "/usr"), Bind("/dev/null", "/proc/uptime")
+linux.unshare(linux.CLONE_NEWNS)
+linux.make_private("/", receives=False)
+prepared = Prepared(sys.argv[1], (usr, ProcFolder(), cover, Bind("/etc", "/etc")))
+before = opened()
+ahead = AheadMounts(prepared)
+print(ahead.take_proc([usr, ProcFolder(), Bind("/dev/null", "/proc/version")]), ahead.take_proc([usr]))
+proc, done = ahead.take_proc([usr, ProcFolder(), cover])
+print(done == (ProcFolder(), cover), ahead.take_proc([usr, ProcFolder(), cover]))
+os.mkdir(sys.argv[1] + "/proc")
+linux.attach(proc, sys.argv[1] + "/proc")
+print(os.path.samefile("/dev/null", sys.argv[1] + "/proc/uptime"), os.path.exists(sys.argv[1] + "/proc/1"))
+linux.unmount(sys.argv[1] + "/proc")
+os.close(ahead.take_bind(usr))
+ahead.close()
+ahead.close()
+print(opened() == before)
+"""
+
 MOUNT_AS_INNER_ROOT = """
 import os, sys
 from runtimes import linux
@@ -154,6 +183,20 @@ def test_both_sandboxes_of_a_fork_come_from_processes_made_ahead(kind):
     finally:
         for one in handles:
             kind.runtime.remove(one)
+
+
+def test_mounts_made_ahead_are_used_where_they_are_the_same_and_else_let_go_of(tmp_path):
+    """Left open, those of the host would be in reach of what follows links of an image."""
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD, str(tmp_path)],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "(None, ()) (None, ())",
+        "True (None, ())",
+        "True True",
+        "True",
+    ]
 
 
 def test_a_mapped_namespace_is_no_processs():
