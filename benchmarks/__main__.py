@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 NAMES = ("file_transfer", "queue_overhead", "sandbox_start")
-LONG = ("cycles", "fork_files")
+LONG = ("cycles", "dispatch_scale", "fork_files")
 """Run only when named."""
 
 

@@ -37,7 +37,7 @@ _QUEUE_ROOM = """
 SELECT t.max_queued - (
   SELECT count(*) FROM (
     SELECT 1 FROM trials
-    WHERE tenant_id = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q) AS room
+    WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q) AS room
 FROM tenants t WHERE t.id = %(tenant_id)s
 """
 

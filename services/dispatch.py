@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
@@ -15,7 +16,7 @@ from core.logging import get_logger
 from core.metrics import DISPATCHED, REAPED, TICK_SECONDS
 from core.tracing import span
 from repositories.dispatch import Bell, DispatchRepository
-from repositories.fair_share import FairShareRepository, NodeRoom, PickLimits
+from repositories.fair_share import FairShareRepository, NodeRoom, PickLimits, QueuedTrial
 from repositories.tenant_budgets import TenantBudgetRepository
 from services.gates import Gates
 from services.placement import place
@@ -123,10 +124,8 @@ class Dispatcher:
             return []
         limits = self._limits(free, nodes)
         trials = FairShareRepository(connection).pick(free, limits, start=_any_place(), only=only)
-        placed = [
-            (trial, node, new_id())
-            for trial, node in place(trials, free, avoid_seconds=self._policy.avoid_node_seconds)
-        ]
+        pairs = place(trials, free, avoid_seconds=self._policy.avoid_node_seconds)
+        placed = [(trial, node, new_id()) for trial, node in _until_full(trials, pairs)]
         if not placed:
             return []
         bells = DispatchRepository(connection).dispatch(
@@ -167,6 +166,22 @@ class Dispatcher:
         if recalled or bells:
             log.info("bells_rung_again", count=len(bells), recalled=recalled)
         return recalled
+
+
+def _until_full(
+    trials: Sequence[QueuedTrial], pairs: Sequence[tuple[UUID, UUID]]
+) -> Sequence[tuple[UUID, UUID]]:
+    """Drop what comes after the first trial for which there was no room left.
+
+    It was its tenant's turn: the next tick gives it to what of that tenant still fits, before others go on. Nothing of
+    that shape fits any more, so this costs at most one tick per shape.
+    """
+    placed = {trial for trial, _ in pairs}
+    for number, trial in enumerate(trials):
+        if trial.id not in placed and not trial.avoided:
+            before = {earlier.id for earlier in trials[:number]}
+            return [pair for pair in pairs if pair[0] in before]
+    return pairs
 
 
 def _any_place() -> int:

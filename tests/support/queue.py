@@ -104,6 +104,29 @@ class QueueWorld:
             )
         return ids
 
+    def many_trials(self, tenant: int, rows: list[dict[str, Any]]) -> list[UUID]:
+        """Queue trials of one new job in one statement, each with columns of its own."""
+        first, *_ = self.trials(tenant, 1, state="blocked", state_reason="template")
+        ids = [new_id() for _ in rows]
+        sql = (
+            "INSERT INTO trials (id, tenant_id, batch_id, job_id, index, runtime, priority, cpu_millicores,"
+            " memory_bytes)"
+            " SELECT r.id, t.tenant_id, t.batch_id, t.job_id, r.n, 'fake', r.priority, r.cpu, r.memory"
+            " FROM trials t CROSS JOIN unnest("
+            "   %(ids)s::uuid[], %(priorities)s::int[], %(cpus)s::int[], %(memories)s::bigint[])"
+            " WITH ORDINALITY AS r(id, priority, cpu, memory, n) WHERE t.id = %(first)s ORDER BY r.n"
+        )
+        self.execute(
+            sql,
+            first=first,
+            ids=ids,
+            priorities=[row.get("priority", 0) for row in rows],
+            cpus=[row.get("cpu_millicores", 1000) for row in rows],
+            memories=[row.get("memory_bytes", 1 << 28) for row in rows],
+        )
+        self.execute("DELETE FROM trials WHERE id = %(id)s", id=first)
+        return ids
+
     def session(
         self, *, node: UUID | None = None, slots: int = 8, lease: float = 60.0, **changes: Any
     ) -> "Seat":
