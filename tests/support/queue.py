@@ -104,28 +104,32 @@ class QueueWorld:
             )
         return ids
 
-    def many_trials(self, tenant: int, rows: list[dict[str, Any]]) -> list[UUID]:
-        """Queue trials of one new job in one statement, each with columns of its own."""
-        first, *_ = self.trials(tenant, 1, state="blocked", state_reason="template")
-        ids = [new_id() for _ in rows]
-        sql = (
-            "INSERT INTO trials (id, tenant_id, batch_id, job_id, index, runtime, priority, cpu_millicores,"
-            " memory_bytes)"
-            " SELECT r.id, t.tenant_id, t.batch_id, t.job_id, r.n, 'fake', r.priority, r.cpu, r.memory"
-            " FROM trials t CROSS JOIN unnest("
-            "   %(ids)s::uuid[], %(priorities)s::int[], %(cpus)s::int[], %(memories)s::bigint[])"
-            " WITH ORDINALITY AS r(id, priority, cpu, memory, n) WHERE t.id = %(first)s ORDER BY r.n"
+    def many_trials(self, tenant: int, rows: list[dict[str, Any]]) -> None:
+        """Queue trials of one new job at once, each with its own priority, cpu_millicores and memory_bytes."""
+        sql = """
+        WITH batch AS (
+          INSERT INTO batches (id, tenant_id, job_count, trial_count) VALUES (%(batch)s, %(tenant)s, 1, %(count)s)
+        ), job AS (
+          INSERT INTO jobs (id, tenant_id, batch_id, ordinal, key, kind, digest, spec, trial_count)
+          VALUES (%(job)s, %(tenant)s, %(batch)s, 0, 'job', 'run', 'd', %(spec)s, %(count)s)
         )
+        INSERT INTO trials (id, tenant_id, batch_id, job_id, index, runtime, priority, cpu_millicores, memory_bytes)
+        SELECT r.id, %(tenant)s, %(batch)s, %(job)s, r.n - 1, 'fake', r.priority, r.cpu, r.memory
+        FROM unnest(%(ids)s::uuid[], %(priorities)s::int[], %(cpus)s::int[], %(memories)s::bigint[])
+          WITH ORDINALITY AS r(id, priority, cpu, memory, n) ORDER BY r.n
+        """
         self.execute(
             sql,
-            first=first,
-            ids=ids,
+            batch=new_id(),
+            job=new_id(),
+            tenant=tenant,
+            count=len(rows),
+            spec=Jsonb(make_spec().to_json()),
+            ids=[new_id() for _ in rows],
             priorities=[row.get("priority", 0) for row in rows],
             cpus=[row.get("cpu_millicores", 1000) for row in rows],
             memories=[row.get("memory_bytes", 1 << 28) for row in rows],
         )
-        self.execute("DELETE FROM trials WHERE id = %(id)s", id=first)
-        return ids
 
     def session(
         self, *, node: UUID | None = None, slots: int = 8, lease: float = 60.0, **changes: Any

@@ -78,8 +78,10 @@ def tenants() -> st.SearchStrategy[list[Tenant]]:
 
 
 def load(world: QueueWorld, wanted: list[Tenant], slots: int) -> None:
-    for table in ("attempts", "trials", "jobs", "batches", "worker_sessions", "nodes", "tenants"):
-        world.execute(f"DELETE FROM {table}")
+    tables = ("attempts", "trials", "jobs", "batches", "worker_sessions", "nodes", "tenants")
+    with world.engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f"DELETE FROM {table}")
     world.bells.rung.clear()
     world.session(slots=slots, cpu_millicores=CPU, memory_bytes=MEMORY)
     for number, tenant in enumerate(wanted):
