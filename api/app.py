@@ -24,6 +24,7 @@ from api.routes import (
     health,
     jobs,
     reports,
+    schedules,
     trials,
     usage,
     webhooks,
@@ -57,6 +58,7 @@ TAGS = [
         "name": "admin",
         "description": "For operators: tenants, keys, nodes and queues. Needs a key of role admin.",
     },
+    {"name": "schedules", "description": "Batches that are submitted by the clock."},
     {"name": "webhooks", "description": "Who is told when trials and batches have ended, and what was sent."},
     {"name": "operation", "description": "For those who run the service. No key needed."},
 ]
@@ -110,6 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         attempts,
         dead_letters,
         blobs,
+        schedules,
         webhooks,
         health,
     ):

@@ -140,6 +140,26 @@ _CHUNK: Final = {
     "b64": "NDIK",
     "text": "42\n",
 }
+_SCHEDULE: Final = {
+    "id": "01a22df2-35d6-7c41-a1f0-4f7a9b0d2e33",
+    "name": "nightly",
+    "cron": "0 3 * * *",
+    "timezone": "Europe/Berlin",
+    "batch": {"jobs": [{"key": "hello", "image": "host", "steps": [{"name": "run", "run": "exit 3"}]}]},
+    "catch_up": "one",
+    "overlap": "skip",
+    "paused_at": None,
+    "next_fires": ["2026-12-01T02:00:00Z", "2026-12-02T02:00:00Z"],
+    "created_at": _SUBMITTED,
+    "updated_at": _SUBMITTED,
+}
+_FIRE: Final = {
+    "fire_at": "2026-11-30T02:00:00Z",
+    "outcome": "submitted",
+    "batch_id": _BATCH,
+    "detail": None,
+    "fired_at": "2026-11-30T02:00:00.412345Z",
+}
 _WEBHOOK: Final = {
     "id": "01a22df2-35d5-7a3e-8a55-6f6f3a2d5c11",
     "name": "ci",
@@ -217,6 +237,9 @@ EXAMPLES: Final[dict[str, Any]] = {
     "Page_DeadLetterView_": _page(_DEAD_LETTER_VIEW),
     "Page_JobView_": _page(_JOB_VIEW),
     "Page_TrialView_": _page(_TRIAL_VIEW),
+    "Page_FireView_": _page(_FIRE),
+    "Page_ScheduleView_": _page(_SCHEDULE),
+    "ScheduleView": _SCHEDULE,
     "Page_WebhookDeliveryView_": _page(_DELIVERY),
     "Page_WebhookView_": _page(_WEBHOOK),
     "TrialDetailView": {**_TRIAL_VIEW, "attempts": [_ATTEMPT_VIEW]},

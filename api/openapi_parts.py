@@ -9,6 +9,7 @@ from api.schemas.admin import KeyRequest, QueueRequest
 from api.schemas.batches import BatchRequest, CancelRequest
 from api.schemas.dead_letters import ReplayRequest
 from api.schemas.jobs import JobRequest
+from api.schemas.schedules import SchedulePatch, ScheduleRequest
 from api.schemas.webhooks import WebhookRequest, WebhookSecretRequest
 
 __all__ = ["BINARY_REQUEST", "add_request_schemas", "json_request"]
@@ -21,6 +22,8 @@ _REQUESTS: tuple[type[BaseModel], ...] = (
     KeyRequest,
     QueueRequest,
     ReplayRequest,
+    SchedulePatch,
+    ScheduleRequest,
     WebhookRequest,
     WebhookSecretRequest,
 )

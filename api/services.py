@@ -24,6 +24,7 @@ from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
 from services.idempotency import RequestIdentity, hash_request
 from services.log_hub import LogHub
+from services.schedules import ScheduleService
 from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
 from services.wake import Wake
@@ -66,6 +67,10 @@ class ApiServices:
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""
         return BlobService(connection, caller.tenant_id, self.store)
+
+    def schedules(self, connection: Connection, caller: Principal) -> ScheduleService:
+        """Schedules of the caller's tenant."""
+        return ScheduleService(connection, caller.tenant_id, store=self.store)
 
     def webhooks(self, connection: Connection, caller: Principal) -> WebhookService:
         """Webhooks of the caller's tenant."""

@@ -56,7 +56,9 @@ class Scheduler:
         )
         self._stopping = threading.Event()
         self._loops = self._build_loops()
-        self._side_loops = SideLoops(settings, enabled=lambda: self._leadership.held)
+        self._side_loops = SideLoops(
+            settings, enabled=lambda: self._leadership.held, on_submitted=self._dispatch_loop.wake
+        )
 
     def _build_loops(self) -> list[Loop]:
         def led() -> bool:

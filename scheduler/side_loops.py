@@ -1,4 +1,4 @@
-"""Work of the leader that no trial waits for: webhooks.
+"""Work of the leader that no trial waits for: webhooks, schedules.
 
 On its own threads and its own database connections, and a failure here gives up no leadership: whatever a receiver
 does, dispatch goes on.
@@ -8,15 +8,18 @@ from collections.abc import Callable
 
 from sqlalchemy import Engine
 
+from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
 from core.outbound import AddressGuard
 from core.sealing import make_box
 from scheduler.loops import Loop
+from services.schedule_firing import ScheduleFirer
 from services.webhook_delivery import WebhookPolicy, WebhookSender
 
 __all__ = ["SideLoops"]
 
+_SCHEDULE_SECONDS = 1.0
 _WEBHOOK_SECONDS = 0.5
 """Longest wait of a message that was written while nothing was under way."""
 
@@ -24,8 +27,13 @@ _WEBHOOK_SECONDS = 0.5
 class SideLoops:
     """All of them, with what they share."""
 
-    def __init__(self, settings: Settings, *, enabled: Callable[[], bool]) -> None:
-        """enabled: whether this process leads. Connects to nothing yet."""
+    def __init__(
+        self, settings: Settings, *, enabled: Callable[[], bool], on_submitted: Callable[[], None]
+    ) -> None:
+        """enabled: whether this process leads. on_submitted: called when there is something to dispatch.
+
+        Connects to nothing yet.
+        """
         self._engine: Engine = create_database_engine(
             settings.database_url.get_secret_value(),
             actor="scheduler",
@@ -45,7 +53,14 @@ class SideLoops:
             on_done=self._wake_webhooks,
         )
         self._webhooks = Loop("webhooks", self._send, interval_seconds=_WEBHOOK_SECONDS, enabled=enabled)
-        self._loops = [self._webhooks]
+        self._firer = ScheduleFirer(
+            self._engine, BlobStore(settings.home_path / "blobs"), default_runtime=settings.runtime
+        )
+        self._on_submitted = on_submitted
+        self._loops = [
+            self._webhooks,
+            Loop("schedules", self._fire, interval_seconds=_SCHEDULE_SECONDS, enabled=enabled),
+        ]
 
     def start(self) -> None:
         """Start all threads."""
@@ -62,6 +77,11 @@ class SideLoops:
     def _wake_webhooks(self) -> None:
         """A place is free again."""
         self._webhooks.wake()
+
+    def _fire(self) -> bool:
+        if self._firer.tick():
+            self._on_submitted()
+        return False
 
     def _send(self) -> bool:
         return self._sender.tick() > 0

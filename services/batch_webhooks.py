@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from core.errors import InvalidRequestError
 from core.outbound import parse_url
-from repositories.webhooks import WebhookRepository
+from repositories.webhooks import EndpointRow, WebhookRepository
 from services.webhook_events import WebhookEvent
 
 __all__ = ["BatchWebhook", "BatchWebhookService"]
@@ -33,12 +33,7 @@ class BatchWebhookService:
 
     def attach(self, batch_id: UUID, webhook: BatchWebhook) -> None:
         """Let a new batch tell of itself. Raises InvalidRequestError for a secret_ref that names no webhook."""
-        endpoint = self._repository.find_by_name(webhook.secret_ref)
-        if endpoint is None:
-            raise InvalidRequestError(
-                f"no webhook is named {webhook.secret_ref}: make one with POST /v1/webhooks",
-                field=f"{_FIELD}.secret_ref",
-            )
+        endpoint = self.check(webhook)
         self._repository.attach(
             batch_id,
             endpoint_id=endpoint.id,
@@ -46,3 +41,13 @@ class BatchWebhookService:
             target=parse_url(webhook.url, field=f"{_FIELD}.url").origin,
             events=[event.value for event in webhook.events],
         )
+
+    def check(self, webhook: BatchWebhook) -> EndpointRow:
+        """Find whose secret signs. Raises InvalidRequestError for a secret_ref that names no webhook."""
+        endpoint = self._repository.find_by_name(webhook.secret_ref)
+        if endpoint is None:
+            raise InvalidRequestError(
+                f"no webhook is named {webhook.secret_ref}: make one with POST /v1/webhooks",
+                field=f"{_FIELD}.secret_ref",
+            )
+        return endpoint

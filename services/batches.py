@@ -112,8 +112,7 @@ class BatchService:
         earlier = self._keys.claim(identity, batch_id) if identity is not None else None
         if earlier is not None:
             return Created(earlier, replayed=True)
-        self._blobs.grant_all(batch.files)
-        self._check_blobs(batch)
+        self.check(batch)
         trial_count = sum(spec.trials.count for spec in batch.jobs)
         if trial_count > self._tenants.queue_room(self._tenant_id):
             raise QuotaExceededError("too many trials are queued: wait until some have run")
@@ -124,6 +123,16 @@ class BatchService:
         if context is not None:
             self._batches.set_traceparent(batch_id, context)
         return Created(batch_id, replayed=False)
+
+    def check(self, batch: NewBatch) -> None:
+        """Take over a batch's files, and check that it names only what the tenant has.
+
+        Raises InvalidFieldsError for blobs, InvalidRequestError for a secret of a webhook.
+        """
+        self._blobs.grant_all(batch.files)
+        self._check_blobs(batch)
+        if batch.webhook is not None:
+            self._webhooks.check(batch.webhook)
 
     def get(self, batch_id: UUID) -> BatchSummary:
         """Look one up. Raises NotFoundError."""

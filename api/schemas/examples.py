@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["BATCH_EXAMPLE", "JOB_EXAMPLE"]
+__all__ = ["BATCH_EXAMPLE", "JOB_EXAMPLE", "SCHEDULE_EXAMPLE"]
 
 JOB_EXAMPLE: dict[str, Any] = {
     "image": "host",
@@ -50,4 +50,13 @@ BATCH_EXAMPLE: dict[str, Any] = {
             ],
         }
     ],
+}
+
+SCHEDULE_EXAMPLE: dict[str, Any] = {
+    "name": "nightly",
+    "cron": "0 3 * * *",
+    "timezone": "Europe/Berlin",
+    "catch_up": "one",
+    "overlap": "skip",
+    "batch": {"name": "nightly", "jobs": [{"key": "hello", **JOB_EXAMPLE}]},
 }

@@ -13,6 +13,7 @@ from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
 from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
+from api.schemas.schedules import FireView, ScheduleView
 from api.schemas.trials import ArtifactView, AttemptView, TrialDetailView, TrialView
 from api.schemas.usage import UsageView
 from api.schemas.webhooks import WebhookDeliveryView, WebhookSecretView, WebhookView
@@ -44,6 +45,9 @@ MODELS = {
     "Page_JobView_": Page[JobView],
     "Page_TrialView_": Page[TrialView],
     "ReplayView": ReplayView,
+    "Page_FireView_": Page[FireView],
+    "Page_ScheduleView_": Page[ScheduleView],
+    "ScheduleView": ScheduleView,
     "Page_WebhookDeliveryView_": Page[WebhookDeliveryView],
     "Page_WebhookView_": Page[WebhookView],
     "TrialDetailView": TrialDetailView,
