@@ -36,6 +36,9 @@ _ACCOUNTS = {
 
 _READ_BYTES = 16 << 10
 
+_FREEZER_POLL_SECONDS = 0.000_1
+"""Most sandboxes stand still in less than a millisecond."""
+
 _FREEZER_FILES = {1: "freezer.state", 2: "cgroup.freeze"}
 _FREEZER_WORDS = {1: ("THAWED", "FROZEN"), 2: ("0", "1")}
 
@@ -159,7 +162,7 @@ class SandboxCgroup:
             while _is_frozen(folder, version) != frozen:
                 if time.monotonic() > deadline:
                     raise OSError(errno.ETIMEDOUT, "its processes do not stand still", str(control))
-                time.sleep(0.001)
+                time.sleep(_FREEZER_POLL_SECONDS)
             return True
         return False
 

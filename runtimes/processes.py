@@ -1,17 +1,19 @@
 """Naming a process so that a reused number cannot be mistaken for it, and ending it for sure."""
 
-import errno
 import os
 import select
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KILL_TIMEOUT_SECONDS", "ProcessRef", "kill_and_wait"]
+__all__ = ["KILL_TIMEOUT_SECONDS", "ProcessRef", "await_end", "kill", "kill_and_wait"]
 
 KILL_TIMEOUT_SECONDS = 10.0
 """SIGKILL takes microseconds; a process stuck in the kernel (a dying disk) may need longer and is then reported."""
+
+
+_STAT_BYTES = 4096
+"""Some fifty numbers and a name of 64 bytes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,17 @@ class ProcessRef:
     def of(cls, pid: int) -> "ProcessRef | None":
         """Look a process up; None if there is none, or only its zombie."""
         try:
-            # The name in field 2 may hold blanks and parentheses: count from its last one.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        try:
+            # The name in field 2 may hold blanks and parentheses: count from its last one.
+            fields = os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split()
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return None if fields[0] in b"ZX" else cls(pid, int(fields[19]))
 
     @property
     def is_alive(self) -> bool:
@@ -69,22 +77,36 @@ def kill_and_wait(process: ProcessRef, *, timeout_seconds: float) -> bool:
 
     For process 1 of a process namespace the kernel ends everything in it first, so its end means that nothing is left.
     """
+    return await_end(kill(process), timeout_seconds=timeout_seconds)
+
+
+def kill(process: ProcessRef) -> int | None:
+    """Send SIGKILL; give a descriptor for `await_end`, None if it has ended already."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
-        return True
+        return None
     try:
         # Checked after opening: from here on the descriptor, not the number, says which process is meant.
-        if not process.is_alive:
-            return True
-        with suppress(ProcessLookupError):
+        if process.is_alive:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        return bool(poller.poll(timeout_seconds * 1000))
-    except OSError as error:
-        if error.errno == errno.ESRCH:
-            return True
-        raise
-    finally:
+            return descriptor
+    except ProcessLookupError:
+        pass
+    except BaseException:
         os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def await_end(killed: int | None, *, timeout_seconds: float) -> bool:
+    """Wait for the end of what was killed, and close the descriptor; False if it still runs after the timeout."""
+    if killed is None:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(killed, select.POLLIN)
+        return bool(poller.poll(timeout_seconds * 1000))
+    finally:
+        os.close(killed)

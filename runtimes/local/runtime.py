@@ -50,7 +50,7 @@ from runtimes.local.stored_image import build_stored_plan
 from runtimes.local.unix_sockets import connect_to
 from runtimes.local.zygote.client import Zygote
 from runtimes.netns import connect_in_namespace
-from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, await_end, kill
 
 __all__ = ["LocalRuntime"]
 
@@ -174,8 +174,9 @@ class LocalRuntime(Runtime):
             with self._standing_still(record):
                 other = self._create(prepared, spec, base, deadline)
                 try:
-                    self._end_processes(record)
-                    original = self._start(prepared, again, record, deadline)
+                    with self._ending(record):
+                        original = self._start(prepared, again, record, deadline)
+                    self._start_entrypoint(original, again)
                 except BaseException:
                     self._remove(prepared.records, self._alive(other))
                     raise
@@ -270,10 +271,13 @@ class LocalRuntime(Runtime):
             self._images.lease(base, spec.name)
             # A name of its own: what an earlier sandbox of this name wrote may still be a layer of others.
             live = Live(spec, base, disk=f"{spec.name}.{secrets.token_hex(4)}")
-            return self._start(prepared, live, reserved, deadline)
+            handle = self._start(prepared, live, reserved, deadline)
+            self._start_entrypoint(handle, live)
         except BaseException:
             self._remove(prepared.records, prepared.records.find(spec.name) or reserved)
             raise
+        else:
+            return handle
 
     def _start(self, prepared: Prepared, live: Live, record: Record, deadline: Deadline) -> SandboxHandle:
         spec = live.spec
@@ -308,12 +312,13 @@ class LocalRuntime(Runtime):
             self._live[spec.name] = live
             started = self._started[spec.name] = prepared.executor.start(request)
         record = prepared.records.update(record, init=started.init, is_ready=True, disk=live.disk)
-        handle = self._handle(record)
+        return self._handle(record)
+
+    def _start_entrypoint(self, handle: SandboxHandle, live: Live) -> None:
         entrypoint = live.entrypoint
         if entrypoint:
             with closing(self.executions(handle)) as client:
                 client.start(Command(argv=entrypoint))
-        return handle
 
     def _disk_for(self, live: Live) -> AbstractContextManager[str | None]:
         """Give the device of a disk file, while it is needed; None for a disk in memory, or one that is there."""
@@ -362,19 +367,35 @@ class LocalRuntime(Runtime):
 
     def _end_processes(self, record: Record) -> None:
         """End all of a sandbox but its disk and its groups, also of one that stands still."""
+        with self._ending(record):
+            pass
+        self._cgroups.find(record.name).kill()
+
+    @contextmanager
+    def _ending(self, record: Record) -> Iterator[None]:
+        """Kill all of a sandbox, and have it ended on the way out; what comes between may start in the same groups.
+
+        From the kill on nothing of it runs or writes any more; to take it apart costs the kernel milliseconds.
+        """
         group = self._cgroups.find(record.name)
         if group.is_frozen:
             # Killed before it is thawed, so that nothing of it runs again.
             group.kill()
             thaw_for_removal(group)
-        # Process 1 first: the kernel ends all in its namespace with it, and there is hardly anything left to look for.
-        is_dead = record.init is None or kill_and_wait(record.init, timeout_seconds=KILL_TIMEOUT_SECONDS)
-        group.kill()
-        if record.init is not None and not is_dead:
-            raise DaemonError(f"process {record.init.pid} of sandbox {record.name} does not die")
+        # By process 1: the kernel ends all in its namespace with it, and there is hardly anything left to look for.
+        killed = None if record.init is None else kill(record.init)
         started = self._started.pop(record.name, None)
-        if started is not None:
-            started.release()
+        try:
+            yield
+        finally:
+            is_dead = await_end(killed, timeout_seconds=KILL_TIMEOUT_SECONDS)
+            if started is not None and is_dead:
+                started.release()
+            elif started is not None:
+                self._started.setdefault(record.name, started)
+        if not is_dead:
+            pid = record.init.pid if record.init is not None else None
+            raise DaemonError(f"process {pid} of sandbox {record.name} does not die")
 
     def _remove(self, records: Records, record: Record) -> None:
         cgroup = self._cgroups.find(record.name)

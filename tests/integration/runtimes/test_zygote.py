@@ -17,7 +17,8 @@ from runtimes.local.zygote.ids import mapped_namespace
 from runtimes.local.zygote.process import _SPARE_FORKS
 from runtimes.processes import ProcessRef
 from tests.support.execd import names_in, wait_for
-from tests.support.sandboxes import START_SECONDS, Kind, is_root, local_kind, make_spec
+from tests.support.outside import background
+from tests.support.sandboxes import START_SECONDS, Box, Kind, is_root, local_kind, make_spec
 
 pytestmark = pytest.mark.skipif(not is_root(), reason="the zygote is root's way")
 
@@ -183,6 +184,24 @@ def test_both_sandboxes_of_a_fork_come_from_processes_made_ahead(kind):
     finally:
         for one in handles:
             kind.runtime.remove(one)
+
+
+def test_a_fork_returns_when_the_processes_of_the_first_have_ended(kind):
+    """They are taken apart while it starts anew, in the same groups."""
+    handle = kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
+    init = ProcessRef.of(int(handle.ref.split(".")[0]))
+    # What has much memory takes long to end.
+    client = kind.runtime.executions(handle)
+    with background(
+        Box(kind.runtime, handle, client),
+        "python3 -c 'x = bytearray(150 << 20); print(1, flush=True); input()'",
+        until=b"1\n",
+    ):
+        handles = kind.runtime.fork(handle, kind.spec(), timeout_seconds=START_SECONDS)
+        assert not init.is_alive
+        kind.runtime.executions(handles[0]).ping()
+    for one in handles:
+        kind.runtime.remove(one)
 
 
 def test_mounts_made_ahead_are_used_where_they_are_the_same_and_else_let_go_of(tmp_path):
