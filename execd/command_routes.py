@@ -78,5 +78,4 @@ async def _answer_background(exchange: Exchange, execution: Execution) -> None:
         last = terminal_frame(execution)
     else:
         last = frame("execution_complete", execution_time=0)
-    await exchange.start(200, STREAM_HEADERS, first=opening_frames(execution.id) + last)
-    await exchange.finish()
+    await exchange.reply_chunked(200, STREAM_HEADERS, opening_frames(execution.id) + last)

@@ -104,6 +104,8 @@ class ExecutionTable:
         self._reaper.watch(launched.pid, execution.on_exit)
         pumping = self._begin(execution, request, launched, origin)
         self.spawn(self._supervise(execution, origin, pumping, oom_kills))
+        # A short command has ended by now; its signal would be heard only two rounds of the loop later.
+        asyncio.get_running_loop().call_soon(self._reaper.collect)
         log.info("command_started id=%s pid=%d", execution_id, launched.pid)
         return execution
 
@@ -200,7 +202,8 @@ class ExecutionTable:
             await execution.ended()
             kills_now = self._oom_kills()
             execution.oom_killed = oom_kills is not None and kills_now is not None and kills_now > oom_kills
-            await asyncio.wait([pumping])
+            if not execution.has_all_output:
+                await asyncio.wait([pumping])
             execution.count_remaining()
         finally:
             self._running.pop(execution.id, None)

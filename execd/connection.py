@@ -58,6 +58,10 @@ class Connection:
             if not await self._is_reusable():
                 return
 
+    def event_at_hand(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Give the next event of the request if it has come whole, else NEED_DATA. Raises h11.RemoteProtocolError."""
+        return self._http.next_event()
+
     async def next_event(self) -> h11.Event | type[h11.PAUSED]:
         """Give the next event of the request, reading as needed. Raises h11.RemoteProtocolError."""
         while True:
@@ -70,10 +74,28 @@ class Connection:
             size = READ_BYTES if self._http.their_state is h11.SEND_BODY else self.limits.header_bytes
             self._http.receive_data(await self._reader.read(size))
 
-    async def write(self, *events: h11.Event, patient: bool = False) -> None:
-        """Send events in one write and wait for room. Raises OSError, TimeoutError when the client stalls."""
+    async def write(
+        self, *events: h11.Event, patient: bool = False, on_wait: Callable[[], None] | None = None
+    ) -> None:
+        """Send events in one write and wait for room. Raises OSError, TimeoutError when the client stalls.
+
+        on_wait: called when there is none at once.
+        """
+        self.write_soon(*events)
+        await self.drain(patient=patient, on_wait=on_wait)
+
+    def write_soon(self, *events: h11.Event) -> None:
+        """Send events in one write; `drain` is to follow."""
         parts = [self._http.send(event) for event in events]
         self._writer.write(b"".join([part for part in parts if part]))
+
+    async def drain(self, *, patient: bool = False, on_wait: Callable[[], None] | None = None) -> None:
+        """Wait for room; see `write`."""
+        transport = self._writer.transport
+        if not transport.is_closing() and not transport.get_write_buffer_size():
+            return
+        if on_wait is not None:
+            on_wait()
         if patient:
             await self._writer.drain()
         else:
@@ -167,8 +189,10 @@ class Connection:
             except TimeoutError:
                 return None
             self._http.receive_data(data)
-        async with asyncio.timeout(self.limits.header_seconds):
-            event = await self.next_event()
+        event = self.event_at_hand()
+        if event is h11.NEED_DATA:
+            async with asyncio.timeout(self.limits.header_seconds):
+                event = await self.next_event()
         if not isinstance(event, h11.Request):
             return None
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:

@@ -30,10 +30,16 @@ async def stream_to_client(
 
     A command that is kept waits for the next client instead. opening: frames to begin with, if not the usual ones.
     """
+    overdue: list[asyncio.Task[None]] = []
+
+    def watch_the_end() -> None:
+        if not overdue:
+            overdue.append(asyncio.create_task(_abort_when_overdue(exchange, execution)))
+
     relay = Relay(
         execution,
         # However slow the reader: its program waits with it, and the command's own timeout still holds.
-        _sender(exchange, patient=True),
+        _sender(exchange, patient=True, on_wait=watch_the_end),
         offset=min(offset, execution.log.end),
         opening=opening_frames(execution.id) if opening is None else opening,
         strip_newlines=strip_newlines,
@@ -41,12 +47,11 @@ async def stream_to_client(
     # Before anything is awaited: from its first byte on the command has someone to wait for.
     execution.attach(relay)
     exchange.on_disconnect(lambda: execution.detach(relay))
-    overdue = asyncio.create_task(_abort_when_overdue(exchange, execution))
     try:
-        await relay.run()
-        await exchange.finish()
+        await _finish(exchange, await relay.run())
     finally:
-        overdue.cancel()
+        for task in overdue:
+            task.cancel()
         execution.detach(relay)
 
 
@@ -61,18 +66,27 @@ async def follow(exchange: Exchange, execution: Execution, *, offset: int, strip
     )
     # A reader who waits for a silent command would not notice by itself that its client has gone.
     exchange.on_disconnect(_cancel_current_task())
-    await relay.run()
-    await exchange.finish()
+    await _finish(exchange, await relay.run())
 
 
-def _sender(exchange: Exchange, *, patient: bool) -> Callable[[bytes], Awaitable[None]]:
+def _sender(
+    exchange: Exchange, *, patient: bool, on_wait: Callable[[], None] | None = None
+) -> Callable[[bytes], Awaitable[None]]:
     async def send(frames: bytes) -> None:
         if not exchange.is_started:
             await exchange.start(200, STREAM_HEADERS, first=frames)
         else:
-            await exchange.send(frames, patient=patient)
+            await exchange.send(frames, patient=patient, on_wait=on_wait)
 
     return send
+
+
+async def _finish(exchange: Exchange, last: bytes) -> None:
+    """End a stream; one that was short is one write."""
+    if exchange.is_started:
+        await exchange.finish(last)
+    else:
+        await exchange.reply_chunked(200, STREAM_HEADERS, last)
 
 
 def _cancel_current_task() -> Callable[[], None]:

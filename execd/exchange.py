@@ -75,10 +75,12 @@ class Exchange:
         started = time.monotonic()
         limits = self.limits
         while True:
-            allowed = limits.body_grace_seconds + received / limits.minimum_body_rate
             try:
-                async with asyncio.timeout(started + allowed - time.monotonic()):
-                    event = await self._connection.next_event()
+                event = self._connection.event_at_hand()
+                if event is h11.NEED_DATA:
+                    allowed = limits.body_grace_seconds + received / limits.minimum_body_rate
+                    async with asyncio.timeout(started + allowed - time.monotonic()):
+                        event = await self._connection.next_event()
             except TimeoutError as error:
                 raise RequestTimeoutError("the body comes too slowly") from error
             except h11.RemoteProtocolError as error:
@@ -148,12 +150,15 @@ class Exchange:
         """Send what goes before a response: 102, 103."""
         await self._connection.write(h11.InformationalResponse(status_code=status, headers=_listed(headers)))
 
-    async def send(self, data: bytes, *, patient: bool = False) -> None:
+    async def send(
+        self, data: bytes, *, patient: bool = False, on_wait: Callable[[], None] | None = None
+    ) -> None:
         """Send a part and wait until the client can take more.
 
         patient: wait as long as it takes; otherwise a client that takes nothing for a minute is given up.
+        on_wait: called if it cannot take more at once.
         """
-        await self._connection.write(h11.Data(data=data), patient=patient)
+        await self._connection.write(h11.Data(data=data), patient=patient, on_wait=on_wait)
 
     async def upgrade(self, headers: Headers) -> ByteStream:
         """Answer 101 and leave HTTP. The request must have come whole, and have asked for it."""
@@ -166,11 +171,24 @@ class Exchange:
         """Drop the connection; whoever waits in `send` gets an OSError."""
         self._connection.abort()
 
-    async def finish(self, *, trailers: Headers = ()) -> None:
-        """End a response begun with `start`. trailers: only for one without content-length, and a body."""
-        # What the client sends after the end is its next request, which the watch must not take for itself.
+    async def finish(self, last: bytes = b"", *, trailers: Headers = ()) -> None:
+        """End a response begun with `start`. trailers: only for one without content-length, and a body.
+
+        last: what is left to be sent, in the same write.
+        """
+        await self._end(*([h11.Data(data=last)] if last else []), h11.EndOfMessage(headers=_listed(trailers)))
+
+    async def reply_chunked(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response in one write, in the form of one that was begun and finished."""
+        self.is_started = True
+        await self._end(self._head(status, headers), h11.Data(data=body), h11.EndOfMessage())
+
+    async def _end(self, *events: h11.Event) -> None:
+        self._connection.write_soon(*events)
+        # What the client sends after the end is its next request, which the watch must not take for itself: it is
+        # told to end before the loop runs again.
         await self._connection.stop_watching()
-        await self._connection.write(h11.EndOfMessage(headers=_listed(trailers)))
+        await self._connection.drain()
 
     def _head(self, status: int, headers: Headers, reason: bytes = b"") -> h11.Response:
         # What is left of a body that no one wants makes the connection useless: the client must know.

@@ -228,6 +228,11 @@ class Execution:
         if self._pump is not None:
             self._pump.note_end()
 
+    @property
+    def has_all_output(self) -> bool:
+        """Whether all outputs have come to their ends, so that nothing is to be waited for once it ended."""
+        return self._pump is not None and self._pump.has_all
+
     def count_remaining(self) -> None:
         """Look who outlived it."""
         if self._processes is not None:

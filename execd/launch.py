@@ -215,10 +215,15 @@ def _take_terminal() -> None:
 def _offer_to_the_oom_killer(pid: int) -> None:
     """When the sandbox's memory is used up, let a command die for it and not execd, even if execd is larger."""
     try:
-        with open(f"/proc/{pid}/oom_score_adj", "wb") as score:
-            score.write(b"500")
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return  # it has ended already
+    try:
+        os.write(fd, b"500")
+    except OSError:
+        return
+    finally:
+        os.close(fd)
 
 
 def _program(
@@ -269,7 +274,7 @@ def resolve_directory(cwd: str | None, env: Mapping[str, str], accounts: Account
     Raises InvalidBodyError if it cannot be used.
     """
     if cwd is None:
-        return os.getcwd() if _own_directory_exists() else "/"
+        return _own_directory() or "/"
     account = accounts.user_by_id(os.geteuid()) if cwd.startswith("~") and "HOME" not in env else None
     try:
         path = expand_directory(cwd, env, home=account.home if account else "/")
@@ -284,12 +289,12 @@ def resolve_directory(cwd: str | None, env: Mapping[str, str], accounts: Account
     raise InvalidBodyError(f"cwd: {path}: {reason}")
 
 
-def _own_directory_exists() -> bool:
+def _own_directory() -> str | None:
+    """Give execd's directory; None if it is gone."""
     try:
-        os.getcwd()
+        return os.getcwd()
     except OSError:
-        return False
-    return True
+        return None
 
 
 def _identity(request: CommandRequest, accounts: Accounts) -> dict[str, int | list[int]]:

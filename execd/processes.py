@@ -17,6 +17,7 @@ from itertools import count
 from typing import Final
 
 from execd.envs import EXECUTION_ID_NAME
+from execd.readfile import read_kernel_file
 
 __all__ = [
     "Origin",
@@ -89,8 +90,7 @@ def adopted_by(pid: int) -> frozenset[tuple[int, int]]:
 def children_of(pid: int) -> list[int]:
     """Pids of the children of a process with one thread."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            return [int(number) for number in file.read().split()]
+        return [int(number) for number in read_kernel_file(f"/proc/{pid}/task/{pid}/children").split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return [info.pid for info in list_processes().values() if info.ppid == pid]
 
@@ -257,8 +257,7 @@ def _read_stat(pid: int) -> ProcessInfo | None:
 def _look_at(pid: int) -> tuple[ProcessInfo | None, bool]:
     """Give what the kernel says of a process, and whether it has ended and only waits for its parent to notice."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        text = read_kernel_file(f"/proc/{pid}/stat")
     except OSError:
         return None, True
     # The name is in parentheses and may hold anything, parentheses included.
@@ -272,8 +271,7 @@ def _look_at(pid: int) -> tuple[ProcessInfo | None, bool]:
 
 def _execution_id_of(pid: int) -> str | None:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            block = file.read()
+        block = read_kernel_file(f"/proc/{pid}/environ")
     except OSError:
         return None
     prefix = EXECUTION_ID_NAME.encode() + b"="

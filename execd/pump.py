@@ -67,8 +67,8 @@ class _Pipe:
         self.fd = fd
         self.is_open = True
         self.read_since_exit = 0
-        self.capacity = _pipe_capacity(fd)
-        self.is_ready = False
+        # Looked at once before it is waited for: a short command may have ended already.
+        self.is_ready = True
         self._wake = wake
         self._armed = False
 
@@ -132,6 +132,11 @@ class Pump:
         self._exit_seen_at: float | None = None
         self._last_data_at = time.monotonic()
         self._pipes = [_Pipe(stream, fd, self._changed.set) for stream, fd in outputs.items()]
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every output has come to its end and is in the log."""
+        return not any(pipe.is_open for pipe in self._pipes)
 
     def wake(self) -> None:
         """Look again: a reader has moved on, or is gone."""
@@ -205,7 +210,7 @@ class Pump:
         # One who was left behind may chatter for ever. What the main process wrote was in the pipe when it ended:
         # after a pipe's capacity of reading, all of it has been taken.
         all_of_it = all(
-            pipe.read_since_exit >= pipe.capacity or not pipe.is_readable() for pipe in open_pipes
+            pipe.read_since_exit >= _pipe_capacity(pipe.fd) or not pipe.is_readable() for pipe in open_pipes
         )
         return all_of_it and now - self._exit_seen_at >= QUIET_SECONDS
 

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 
-__all__ = ["open_regular", "read_small_file"]
+__all__ = ["open_regular", "read_kernel_file", "read_small_file"]
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
@@ -41,5 +41,20 @@ def read_small_file(path: str, *, max_bytes: int) -> bytes | None:
         return b"".join(parts)
     except OSError:
         return None
+    finally:
+        os.close(fd)
+
+
+def read_kernel_file(path: str) -> bytes:
+    """Give the content of a file of /proc. Raises OSError.
+
+    A file object would take longer to make than the reading takes, and each command needs several.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while data := os.read(fd, 65536):
+            parts.append(data)
+        return b"".join(parts)
     finally:
         os.close(fd)

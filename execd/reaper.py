@@ -16,13 +16,14 @@ class Reaper:
 
     def start(self) -> None:
         """Begin collecting; needs the running loop of the main thread."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._collect)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.collect)
 
     def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
         """Call on_exit with the wait status once the child is dead. To be called before the loop runs again."""
         self._watched[pid] = on_exit
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Take in all children that are dead."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

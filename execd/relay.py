@@ -13,6 +13,9 @@ __all__ = ["Relay", "opening_frames", "terminal_frame"]
 
 PING_SECONDS: Final = 3.0
 
+OPENING_SECONDS: Final = 0.003
+"""So long the beginning of a stream waits for company: most of a short command's time would else be writes."""
+
 _BATCH_BYTES: Final = 32 * 1024
 _BATCH_LINES: Final = 8 * 1024
 """A bare newline becomes seventy bytes of a frame; this bounds a batch to about a megabyte."""
@@ -47,26 +50,32 @@ class Relay:
         self._opening = opening
         self._strip = strip_newlines
         self._changed = asyncio.Event()
-        self._next_ping = time.monotonic() + PING_SECONDS
+        now = time.monotonic()
+        self._opens_at = now + OPENING_SECONDS
+        self._next_ping = now + PING_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self) -> None:
-        """Send until the terminal event."""
+    async def run(self) -> bytes:
+        """Send until all output is sent; gives the terminal event, and whatever is to be sent before it."""
         self._log.listeners.add(self._changed.set)
+        self._wake_at(self._opens_at)
         try:
-            await self._send(self._opening)
             while True:
                 frames, end = self._take()
                 if frames:
-                    await self._send(frames + self._ping_if_due())
+                    await self._send(self._opened(frames + self._ping_if_due()))
                     self.position = end
                     self._execution.reader_moved()
                 elif self._log.is_ended:
-                    break
+                    return self._opened(terminal_frame(self._execution))
+                elif self._opening and time.monotonic() >= self._opens_at:
+                    await self._send(self._opened(b""))
                 else:
                     await self._wait()
-            await self._send(terminal_frame(self._execution))
         finally:
             self._log.listeners.discard(self._changed.set)
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _take(self) -> tuple[bytes, int]:
         """Give frames of what follows, and where it ends."""
@@ -90,13 +99,24 @@ class Relay:
             position = self._log.end
         return b"".join(parts), position
 
+    def _opened(self, frames: bytes) -> bytes:
+        opening, self._opening = self._opening, b""
+        return opening + frames
+
     async def _wait(self) -> None:
         self._changed.clear()
-        try:
-            async with asyncio.timeout(max(0, self._next_ping - time.monotonic())):
-                await self._changed.wait()
-        except TimeoutError:
-            await self._send(self._ping_if_due())
+        await self._changed.wait()
+        if not self._opening and (ping := self._ping_if_due()):
+            await self._send(ping)
+
+    def _wake_at(self, when: float) -> None:
+        # One timer that moves on: a timeout around each wait would cost more than the wait of a short command.
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._on_time)
+
+    def _on_time(self) -> None:
+        self._changed.set()
+        self._wake_at(max(self._next_ping, time.monotonic() + OPENING_SECONDS))
 
     def _ping_if_due(self) -> bytes:
         now = time.monotonic()
