@@ -75,6 +75,24 @@ def test_queue_gets_a_cap_is_paused_and_resumed(own_api, admin):
     assert admin.put("/v1/admin/queues/gpu", json={"max_running": None}).json()["max_running"] is None
 
 
+def test_cap_and_pause_of_a_queue_hold_at_the_next_look(own_api, admin):
+    own_api.world.session(slots=8)
+    assert admin.put("/v1/admin/queues/default", json={"max_running": 1}).json()["max_running"] == 1
+    submit(
+        own_api.client,
+        {"jobs": [{"key": str(n), "image": "fake", "steps": [{"name": "a", "run": "x"}]} for n in range(3)]},
+    )
+    world = own_api.world
+    assert world.dispatcher.tick() == 1
+    assert world.dispatcher.tick() == 0
+    assert admin.get("/v1/admin/queues").json()["items"][0]["running"] == 1
+    assert admin.post("/v1/admin/queues/default/pause").json()["paused"]
+    admin.put("/v1/admin/queues/default", json={"max_running": None})
+    assert world.dispatcher.tick() == 0
+    assert not admin.post("/v1/admin/queues/default/resume").json()["paused"]
+    assert world.dispatcher.tick() == 2
+
+
 @pytest.mark.parametrize(
     ("call", "body", "wanted"),
     [
