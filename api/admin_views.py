@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 
-from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView
+from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView, TenantView
 from api.schemas.usage import UsageView
 from repositories.operators import AdminEventRow, AdminKeyRow, LeaderRow, NodeRow, QueueRow
+from repositories.tenant_admin import TenantRow
 from services.usage import Usage, UsageDays
 
 __all__ = [
@@ -14,8 +15,12 @@ __all__ = [
     "to_new_key_view",
     "to_node_view",
     "to_queue_view",
+    "to_tenant_view",
     "to_usage_view",
 ]
+
+
+_HIDDEN_OF_TENANTS = frozenset({"id", "class_", "paused_at"})
 
 
 def to_key_view(row: AdminKeyRow) -> KeyView:
@@ -45,6 +50,12 @@ def to_node_view(row: NodeRow) -> NodeView:
     )
     shown = {name: getattr(row, name) for name in names}
     return NodeView.model_validate({**shown, "state": _state(row), "session": session})
+
+
+def to_tenant_view(row: TenantRow) -> TenantView:
+    """Show a tenant."""
+    shown = {**asdict(row), "class": row.class_, "paused": row.paused_at is not None}
+    return TenantView.model_validate({name: shown[name] for name in shown.keys() - _HIDDEN_OF_TENANTS})
 
 
 def to_queue_view(row: QueueRow) -> QueueView:

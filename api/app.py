@@ -17,6 +17,7 @@ from api.openapi_parts import add_request_schemas
 from api.query import refuse_unknown_parameters
 from api.routes import (
     admin,
+    admin_tenants,
     attempts,
     batches,
     blobs,
@@ -104,6 +105,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     for part in (
         admin,
+        admin_tenants,
         usage,
         batches,
         reports,

@@ -42,6 +42,29 @@ _NODE_VIEW: Final = {
     "created_at": _AT,
 }
 _QUEUE_VIEW: Final = {"name": "gpu", "max_running": 20, "running": 3, "paused": False, "created_at": _AT}
+_TENANT_VIEW: Final = {
+    "name": "research",
+    "weight": 2.0,
+    "class": 0,
+    "max_running": 200,
+    "running": 12,
+    "max_queued": 1000000,
+    "max_cpu_millicores": 64000,
+    "used_cpu_millicores": 12000,
+    "max_memory_bytes": None,
+    "used_memory_bytes": 6442450944,
+    "max_gpu": 0,
+    "used_gpu": 0,
+    "rate_per_second": 5.0,
+    "rate_burst": 50,
+    "budget_period_seconds": 86400,
+    "budget_cpu_seconds": 3600000,
+    "guaranteed_share": 0.25,
+    "paused": False,
+    "dead_letters": 0,
+    "version": 4,
+    "created_at": _AT,
+}
 _EVENT_VIEW: Final = {
     "id": 17,
     "at": _AT,
@@ -78,6 +101,8 @@ ADMIN_EXAMPLES: Final[dict[str, Any]] = {
     "LeaderView": {"epoch": 3, "holder": "node-1:4711", "since": _AT},
     "NodeView": _NODE_VIEW,
     "QueueView": _QUEUE_VIEW,
+    "TenantView": _TENANT_VIEW,
+    "Page_TenantView_": _page(_TENANT_VIEW),
     "Page_KeyView_": _page(_KEY_VIEW),
     "Page_NodeView_": _page(_NODE_VIEW),
     "Page_QueueView_": _page(_QUEUE_VIEW),

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from api.schemas.admin import KeyRequest, QueueRequest
+from api.schemas.admin import KeyRequest, QueueRequest, TenantChange, TenantRequest
 from api.schemas.batches import BatchRequest, CancelRequest
 from api.schemas.dead_letters import ReplayRequest
 from api.schemas.jobs import JobRequest
@@ -24,6 +24,8 @@ _REQUESTS: tuple[type[BaseModel], ...] = (
     ReplayRequest,
     SchedulePatch,
     ScheduleRequest,
+    TenantChange,
+    TenantRequest,
     WebhookRequest,
     WebhookSecretRequest,
 )

@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field
 
 from api.schemas.base import RequestSchema, ResponseSchema
-from api.schemas.fields import Title
+from api.schemas.fields import TenantName, Title
 
 __all__ = [
     "AdminEventView",
@@ -19,6 +19,9 @@ __all__ = [
     "NodeView",
     "QueueRequest",
     "QueueView",
+    "TenantChange",
+    "TenantRequest",
+    "TenantView",
 ]
 
 
@@ -80,6 +83,72 @@ class NodeView(ResponseSchema):
     gpu: int
     used_gpu: int
     session: NodeSessionView | None
+    created_at: datetime
+
+
+class TenantLimits(RequestSchema):
+    """Limits of a tenant. null takes one away; what is not named stays as it is."""
+
+    weight: float | None = Field(
+        default=None, description="Share against other tenants' weights; 1 at first."
+    )
+    priority_class: int | None = Field(
+        default=None, alias="class", description="0 to 9; a higher class goes before all lower ones."
+    )
+    max_running: int | None = Field(default=None, description="Attempts at a time.")
+    max_queued: int | None = Field(default=None, description="Unfinished trials that do not run; above: 429.")
+    max_cpu_millicores: int | None = Field(default=None, description="CPU at a time, 1000 a core.")
+    max_memory_bytes: int | None = Field(default=None, description="Memory at a time.")
+    max_gpu: int | None = Field(default=None, description="GPUs at a time.")
+    rate_per_second: float | None = Field(default=None, description="Starts per second, in the long run.")
+    rate_burst: int | None = Field(default=None, description="Starts at once, after a rest.")
+    budget_period_seconds: int | None = Field(
+        default=None, description="Length of a budget's period, counted from 1970."
+    )
+    budget_cpu_seconds: int | None = Field(default=None, description="CPU seconds in each period.")
+    guaranteed_share: float | None = Field(
+        default=None, description="Part of the installation, of 1, for which others are preempted."
+    )
+
+
+class TenantRequest(TenantLimits):
+    """A tenant to make."""
+
+    name: TenantName
+
+
+class TenantChange(TenantLimits):
+    """What is to be different of a tenant."""
+
+    version: int | None = Field(
+        default=None,
+        description="Of the tenant as you saw it: 409 if it was changed since. Default: whatever.",
+    )
+
+
+class TenantView(ResponseSchema):
+    """A tenant, its limits (null: no such limit), and what counts against them now."""
+
+    name: str
+    weight: float
+    priority_class: int = Field(alias="class")
+    max_running: int
+    running: int
+    max_queued: int
+    max_cpu_millicores: int | None
+    used_cpu_millicores: int
+    max_memory_bytes: int | None
+    used_memory_bytes: int
+    max_gpu: int | None
+    used_gpu: int
+    rate_per_second: float | None
+    rate_burst: int | None
+    budget_period_seconds: int | None
+    budget_cpu_seconds: int | None
+    guaranteed_share: float | None
+    paused: bool
+    dead_letters: int = Field(description="Trials given up that nobody has replayed or discarded.")
+    version: int
     created_at: datetime
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "RewardKey",
     "StepName",
     "StepRef",
+    "TenantName",
     "TestId",
     "Title",
     "WorkPath",
@@ -125,6 +126,7 @@ _RESOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _QUEUE_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
+_TENANT_NAME = r"^[A-Za-z0-9._-]{1,100}$"
 HEX_DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 PRINTABLE_PATTERN = r"^[\x21-\x7e]+$"
 
@@ -140,6 +142,7 @@ PATTERN_WORDS = {
     _ENV_NAME: "must be a variable name: a letter or _, then at most 127 letters, digits and _",
     _QUEUE_NAME: "must be a queue name: a-z or a digit, then at most 62 of a-z 0-9 . _ -",
     _LABEL_NAME: "must be a label name: a letter or digit, then at most 62 of A-Z a-z 0-9 . _ / -",
+    _TENANT_NAME: "must be 1 to 100 letters, digits, '.', '_' and '-'",
     HEX_DIGEST_PATTERN: "must be 64 lowercase hex digits",
     PRINTABLE_PATTERN: "must be printable ASCII without blanks",
 }
@@ -149,6 +152,7 @@ Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_
 JobKey = Annotated[str, Field(pattern=_JOB_KEY)]
 StepName = Annotated[str, Field(pattern=_STEP_NAME)]
 StepRef = StepName
+TenantName = Annotated[str, Field(pattern=_TENANT_NAME)]
 ParserName = Annotated[str, Field(pattern=_PARSER_NAME)]
 ImageRef = Annotated[str, Field(pattern=_IMAGE_REF)]
 BlobDigest = Annotated[str, Field(pattern=_BLOB_DIGEST)]

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from api.openapi_examples import EXAMPLES
 from api.routes.health import HealthView, VersionView
-from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView
+from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView, TenantView
 from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
 from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
@@ -37,7 +37,9 @@ MODELS = {
     "Page_KeyView_": Page[KeyView],
     "Page_NodeView_": Page[NodeView],
     "Page_QueueView_": Page[QueueView],
+    "Page_TenantView_": Page[TenantView],
     "QueueView": QueueView,
+    "TenantView": TenantView,
     "UsageView": UsageView,
     "Page_ArtifactView_": Page[ArtifactView],
     "Page_BatchView_": Page[BatchView],
