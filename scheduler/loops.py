@@ -1,14 +1,28 @@
 """Periodic work, each on its own thread and clock, so that a slow one delays no other."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from core.logging import get_logger
 from core.metrics import LOOP_FAILURES, LOOP_SUCCESS
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "has_given_up"]
 
 log = get_logger(__name__)
+
+_FAILURES_TO_GIVE_UP = 3
+
+
+def has_given_up(loops: Sequence["Loop"]) -> bool:
+    """Whether one of them failed three times in a row, so that another scheduler had better lead.
+
+    If so, all of them forget: else this process, once it leads again, would give up before any of them has run.
+    """
+    if all(loop.failures < _FAILURES_TO_GIVE_UP for loop in loops):
+        return False
+    for loop in loops:
+        loop.forget_failures()
+    return True
 
 
 class Loop:
@@ -51,6 +65,10 @@ class Loop:
         self._stopping.set()
         self._wake.set()
         self._thread.join(timeout=10)
+
+    def forget_failures(self) -> None:
+        """Start anew, as the loop of a process that has just begun to lead."""
+        self.failures = 0
 
     def _run(self) -> None:
         again = False

@@ -14,7 +14,7 @@ from core.metrics import serve_metrics
 from core.tracing import configure_tracing, shut_down_tracing
 from scheduler.bells import CeleryBellRinger
 from scheduler.leader import Leadership
-from scheduler.loops import Loop
+from scheduler.loops import Loop, has_given_up
 from scheduler.side_loops import SideLoops
 from services.dispatch import Dispatcher, DispatchPolicy
 from services.reaping import Reaper
@@ -23,8 +23,6 @@ from services.wake import SCHEDULER_CHANNEL
 __all__ = ["Scheduler"]
 
 log = get_logger(__name__)
-
-_FAILURES_TO_STEP_DOWN = 3
 
 
 class Scheduler:
@@ -94,7 +92,7 @@ class Scheduler:
         log.info("scheduler_started")
         while not self._stopping.is_set():
             self._leadership.try_or_check()
-            if any(loop.failures >= _FAILURES_TO_STEP_DOWN for loop in self._loops):
+            if has_given_up(self._loops):
                 self._leadership.release()
             self._stopping.wait(1.0)
         for loop in self._loops:

@@ -2,7 +2,7 @@ import itertools
 import threading
 import time
 
-from scheduler.loops import Loop
+from scheduler.loops import Loop, has_given_up
 
 
 def run_for(loop: Loop, seconds: float) -> None:
@@ -64,3 +64,28 @@ def test_failing_action_is_counted_and_tried_again():
     assert recovered.wait(5)
     loop.stop()
     assert loop.failures == 0
+
+
+def test_who_gave_up_starts_anew_when_it_leads_again():
+    """A lone scheduler whose database was away for some seconds must not stand still for ever."""
+    leads, is_broken, done = True, True, threading.Event()
+
+    def action() -> bool:
+        if is_broken:
+            raise RuntimeError
+        done.set()
+        return False
+
+    loop = Loop("t", action, interval_seconds=0.001, enabled=lambda: leads)
+    loop.start()
+    deadline = time.monotonic() + 10
+    while not has_given_up([loop]):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    leads = False
+    assert not has_given_up([loop])
+    is_broken, leads = False, True
+    loop.wake()
+    assert done.wait(10)
+    assert not has_given_up([loop])
+    loop.stop()
