@@ -188,13 +188,14 @@ def test_both_sandboxes_of_a_fork_come_from_processes_made_ahead(kind):
 
 def test_a_fork_returns_when_the_processes_of_the_first_have_ended(kind):
     """They are taken apart while it starts anew, in the same groups."""
-    handle = kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
+    spec = kind.spec(limits={"memory_bytes": 1 << 30})
+    handle = kind.runtime.create(spec, timeout_seconds=START_SECONDS)
     init = ProcessRef.of(int(handle.ref.split(".")[0]))
     # What has much memory takes long to end.
     client = kind.runtime.executions(handle)
     with background(
         Box(kind.runtime, handle, client),
-        "python3 -c 'x = bytearray(150 << 20); print(1, flush=True); input()'",
+        "python3 -c 'x = bytes([1]) * (400 << 20); print(1, flush=True); input()'",
         until=b"1\n",
     ):
         handles = kind.runtime.fork(handle, kind.spec(), timeout_seconds=START_SECONDS)
