@@ -15,7 +15,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["PING", "warm_up"]
+__all__ = ["PING", "answer_once", "warm_up"]
 
 _LATE_MODULES = (
     # What the library loads only when it is needed, from files that a daemon inside a sandbox could not see.
@@ -38,10 +38,10 @@ def warm_up() -> None:
         name, dot, ending = entry.name.rpartition(".")
         if dot and ending == "py" and not name.startswith(_NOT_OF_THE_DAEMON):
             importlib.import_module(f"execd.{name}")
-    _answer_once()
+    answer_once()
 
 
-def _answer_once() -> None:
+def answer_once() -> None:
     """Answer one request, as the first thing of a daemon's life, and end."""
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
@@ -63,4 +63,5 @@ async def _serve_once(listener: socket.socket, client: socket.socket) -> None:
     loop.add_reader(client, is_answered.set)
     await is_answered.wait()
     loop.remove_reader(client)
+    service.prepare()
     await server.stop(grace_seconds=1)

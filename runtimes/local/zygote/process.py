@@ -17,10 +17,11 @@ from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Final
 
 from execd.kernel import close_other_descriptors, overwrite_arguments, set_process_name
-from execd.warm import PING, warm_up
+from execd.warm import PING, answer_once, warm_up
 from runtimes import linux
 from runtimes.local.plan import ALL_NAMESPACES, Namespace
 from runtimes.local.zygote.child import Child, birth_flags
+from runtimes.local.zygote.compaction import fill_gaps, gather_code
 from runtimes.local.zygote.disks import Disks, open_written_layers
 from runtimes.local.zygote.hot_pages import HotPages
 from runtimes.local.zygote.ids import map_ids
@@ -40,6 +41,21 @@ waits for its ids, would have to wait for it; and its copying of memory takes pr
 
 _PAUSE_AFTER_FAILURE_MS: Final = 1_000
 _REHEARSAL_SECONDS: Final = 10.0
+_TRIALS: Final = 8
+"""As often as Python runs code before it adapts it."""
+
+_MODULES_OF_A_START: Final = (
+    "execd.daemon",
+    "execd.kernel",
+    "runtimes.linux",
+    "runtimes.local.zygote.ahead",
+    "runtimes.local.zygote.child",
+    "runtimes.local.zygote.ids",
+    "runtimes.local.zygote.orders",
+    "runtimes.local.zygote.process",
+    "runtimes.local.zygote.root",
+)
+"""All of these runs before a daemon answers, and cannot be tried out in this process."""
 
 
 def main(control_fd: int, rehearsal_fd: int, folder: str) -> None:
@@ -70,11 +86,16 @@ def main(control_fd: int, rehearsal_fd: int, folder: str) -> None:
 def _load_everything() -> None:
     """Have all of execd in memory, and no way to load more: a forked daemon would find its files in the sandbox."""
     warm_up()
+    gather_code(answer_once, _MODULES_OF_A_START)
+    # New code has yet to adapt to what it works with.
+    for _ in range(_TRIALS):
+        answer_once()
     sys.path.clear()
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
     gc.collect()
+    fill_gaps()
     # Objects that no collection looks at stay in memory that all children share.
     gc.freeze()
 
