@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["BodyFraming", "RawBody"]
 
 BUFFER_BYTES: Final = 256 * 1024
+PAUSE_BYTES: Final = 1024 * 1024
+"""After so much of a body others are served."""
+
 _MAX_LINE_BYTES: Final = 4 * 1024
 _MAX_TRAILER_BYTES: Final = 16 * 1024
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
@@ -91,6 +94,7 @@ class RawBody:
         self._framing = BodyFraming(length)
         self._max_bytes = max_bytes
         self._received = 0
+        self._since_pause = 0
         self._started = time.monotonic()
         self._socket: socket.socket | None = None
         if length is not None and length > max_bytes:
@@ -123,15 +127,28 @@ class RawBody:
             self._connection.resume_reading()
 
     async def _fill(self) -> int:
-        limits = self._connection.limits
-        allowed = limits.body_grace_seconds + self._received / limits.minimum_body_rate
-        try:
-            async with asyncio.timeout(self._started + allowed - time.monotonic()):
-                size = await self._receive_some()
-        except TimeoutError as error:
-            raise RequestTimeoutError("the body comes too slowly") from error
+        size = self._receive_at_hand()
+        if size is None:
+            limits = self._connection.limits
+            allowed = limits.body_grace_seconds + self._received / limits.minimum_body_rate
+            try:
+                async with asyncio.timeout(self._started + allowed - time.monotonic()):
+                    size = await self._receive_some()
+            except TimeoutError as error:
+                raise RequestTimeoutError("the body comes too slowly") from error
         if not size:
             raise InvalidBodyError("the body is broken: it ends too early")
+        return size
+
+    def _receive_at_hand(self) -> int | None:
+        """Receive what is there, at once; None if there is nothing, or it is time to let others be served."""
+        if self._socket is None or not isinstance(self.buffer, bytearray) or self._since_pause >= PAUSE_BYTES:
+            return None
+        try:
+            size = self._socket.recv_into(self.buffer)
+        except BlockingIOError:
+            return None
+        self._since_pause += size
         return size
 
     async def _receive_some(self) -> int:
@@ -144,6 +161,7 @@ class RawBody:
         if not isinstance(self.buffer, bytearray):
             self.buffer = bytearray(BUFFER_BYTES)
         # Receiving does not wait if there is something: others must be served, too.
+        self._since_pause = 0
         await asyncio.sleep(0)
         return await asyncio.get_running_loop().sock_recv_into(self._socket, self.buffer)
 

@@ -1,7 +1,10 @@
 """One client's connection: requests one after the other, each as an `Exchange`."""
 
 import asyncio
+import errno
 import json
+import os
+import socket
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -17,6 +20,12 @@ __all__ = ["Connection"]
 _MAX_PIPELINED_BYTES: Final = 64 * 1024
 _LINGER_BYTES: Final = 4 * 1024 * 1024
 _LINGER_SECONDS: Final = 1.0
+
+_SENDFILE_BYTES: Final = 1024 * 1024
+"""Of a file in one system call, which does not let others be served meanwhile."""
+
+_CANNOT_SENDFILE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EOVERFLOW)
+"""For this kind of file or socket, or on this kernel."""
 
 
 class Connection:
@@ -101,6 +110,35 @@ class Connection:
         else:
             async with asyncio.timeout(self.limits.write_stall_seconds):
                 await self._writer.drain()
+
+    async def send_file(self, fd: int, first: int, count: int) -> int:
+        """Have the kernel send bytes of a file from its own memory; gives how many it could.
+
+        Fewer if it cannot do so for this file, or the file has become shorter. Others are served meanwhile.
+        Raises OSError, TimeoutError when the client stalls.
+        """
+        if self._writer.transport.get_write_buffer_size():
+            return 0
+        sent = 0
+        # A descriptor of its own: the loop lets no one wait for that of a transport.
+        with socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno())) as target:
+            while sent < count:
+                try:
+                    size = os.sendfile(target.fileno(), fd, first + sent, min(count - sent, _SENDFILE_BYTES))
+                except BlockingIOError:
+                    async with asyncio.timeout(self.limits.write_stall_seconds):
+                        await _writable(target)
+                    continue
+                except OSError as error:
+                    if error.errno in _CANNOT_SENDFILE:
+                        break
+                    raise
+                if not size:
+                    break
+                self._http.send_with_data_passthrough(h11.Data(data=cast("bytes", range(size))))
+                sent += size
+                await asyncio.sleep(0)
+        return sent
 
     def has_whole_request(self) -> bool:
         """Take the end of a request whose body no one read, if it has come already."""
@@ -247,6 +285,21 @@ class Connection:
         callback()
         # A writer that waits for room would not notice by itself.
         self.abort()
+
+
+async def _writable(target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    is_writable = loop.create_future()
+    loop.add_writer(target, _resolve, is_writable)
+    try:
+        await is_writable
+    finally:
+        loop.remove_writer(target)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _parser_behind(request: h11.Request | None, limits: Limits) -> h11.Connection:

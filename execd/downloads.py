@@ -55,9 +55,14 @@ class Download:
         if self.size == 0:
             self._read_unsized(path)
 
+    @property
+    def fd(self) -> int | None:
+        """Descriptor to read the bytes from; None where they had to be read already."""
+        return self._fd if self._content is None else None
+
     def chunks(self, selected: ByteRange | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Give the bytes. Raises OSError, and EOFError when the file has shrunk meanwhile."""
-        position, end = (selected.first, selected.last + 1) if selected else (0, self.size)
+        position, end = (selected.first, selected.last + 1) if selected is not None else (0, self.size)
         while position < end:
             if self._content is not None:
                 data = self._content[position:end]

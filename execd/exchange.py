@@ -171,6 +171,13 @@ class Exchange:
         """Drop the connection; whoever waits in `send` gets an OSError."""
         self._connection.abort()
 
+    async def send_file(self, fd: int, first: int, count: int) -> int:
+        """Send bytes of a file; gives how many could be sent without reading them, the rest is left to `send`.
+
+        For responses with a content-length. Raises as `send`.
+        """
+        return await self._connection.send_file(fd, first, count)
+
     async def finish(self, last: bytes = b"", *, trailers: Headers = ()) -> None:
         """End a response begun with `start`. trailers: only for one without content-length, and a body.
 
