@@ -5,7 +5,7 @@ import codecs
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,7 +16,16 @@ from core.logging import get_logger
 from repositories.log_reading import LogChunkRow
 from services.log_reading import LogEnd, LogPage
 
-__all__ = ["STREAM_RESPONSES", "event_stream", "text_stream", "to_log_page"]
+__all__ = [
+    "HEARTBEAT_SECONDS",
+    "STREAM_HEADERS",
+    "STREAM_RESPONSES",
+    "Check",
+    "event_stream",
+    "text_stream",
+    "to_log_page",
+    "while_allowed",
+]
 
 log = get_logger(__name__)
 
@@ -24,6 +33,7 @@ HEARTBEAT_SECONDS = 15.0
 CHECK_SECONDS = 5.0
 """How long a stream may go on under a key that was revoked, on top of the key cache's five seconds."""
 
+Item = TypeVar("Item")
 Chunks = AsyncGenerator[LogChunkRow | LogEnd | None]
 Check = Callable[[], Awaitable[None]]
 
@@ -43,7 +53,7 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     }
 }
 
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class _Texts:
@@ -85,7 +95,7 @@ def event_stream(chunks: Chunks, *, check: Check, step: str | None, stream: str 
         # Something at once, so that proxies and clients see the stream open.
         yield b": open\n\n"
         sent = time.monotonic()
-        async with contextlib.aclosing(_allowed(chunks, check)) as items:
+        async with contextlib.aclosing(while_allowed(chunks, check)) as items:
             async for item in items:
                 event = _event(item, texts, step, stream)
                 if event is None and time.monotonic() - sent > HEARTBEAT_SECONDS:
@@ -94,26 +104,26 @@ def event_stream(chunks: Chunks, *, check: Check, step: str | None, stream: str 
                     yield event
                     sent = time.monotonic()
 
-    return StreamingResponse(send(), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(send(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 def text_stream(chunks: Chunks, *, check: Check, step: str | None, stream: str | None) -> StreamingResponse:
     """Send the bytes alone as they come."""
 
     async def send() -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(_allowed(chunks, check)) as items:
+        async with contextlib.aclosing(while_allowed(chunks, check)) as items:
             async for item in items:
                 if isinstance(item, LogChunkRow) and _matches(item, step, stream):
                     yield item.data
 
-    return StreamingResponse(send(), media_type="text/plain; charset=utf-8", headers=_HEADERS)
+    return StreamingResponse(send(), media_type="text/plain; charset=utf-8", headers=STREAM_HEADERS)
 
 
-async def _allowed(chunks: Chunks, check: Check) -> Chunks:
+async def while_allowed(items: AsyncGenerator[Item], check: Check) -> AsyncGenerator[Item]:
     """Pass on what comes while the caller may listen; a revoked key ends the stream without an end event."""
     checked = time.monotonic()
-    async with contextlib.aclosing(chunks):
-        async for item in chunks:
+    async with contextlib.aclosing(items):
+        async for item in items:
             if time.monotonic() - checked > CHECK_SECONDS:
                 try:
                     await check()

@@ -6,7 +6,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from api.schemas.admin import KeyRequest, QueueRequest, TenantChange, TenantRequest
-from api.schemas.batches import BatchRequest, CancelRequest
+from api.schemas.batches import (
+    AppendRequest,
+    BatchRequest,
+    CancelRequest,
+    RegradeRequest,
+    RunAgainRequest,
+)
 from api.schemas.dead_letters import ReplayRequest
 from api.schemas.jobs import JobRequest
 from api.schemas.schedules import SchedulePatch, ScheduleRequest
@@ -16,9 +22,12 @@ __all__ = ["BINARY_REQUEST", "add_request_schemas", "json_request"]
 
 _REF = "#/components/schemas/{model}"
 _REQUESTS: tuple[type[BaseModel], ...] = (
+    AppendRequest,
     BatchRequest,
     JobRequest,
     CancelRequest,
+    RunAgainRequest,
+    RegradeRequest,
     KeyRequest,
     QueueRequest,
     ReplayRequest,
@@ -63,4 +72,5 @@ def add_request_schemas(document: dict[str, Any]) -> None:
         },
         "additionalProperties": False,
     }
-    schemas["BatchRequest"]["properties"]["defaults"] = {"$ref": "#/components/schemas/JobDefaults"}
+    for name in ("BatchRequest", "AppendRequest"):
+        schemas[name]["properties"]["defaults"] = {"$ref": "#/components/schemas/JobDefaults"}

@@ -13,7 +13,7 @@ from api.schemas.jobs import (
     VerdictRequest,
 )
 
-__all__ = ["Finding", "check_references"]
+__all__ = ["Finding", "check_references", "check_verdict"]
 
 Finding = tuple[Sequence[str | int], str]
 """Place in the job, as in `("steps", 1, "name")`, and what is wrong there, for a person."""
@@ -24,7 +24,7 @@ def check_references(job: JobRequest, known_parsers: Collection[str]) -> Iterato
     yield from _check_steps(job.steps)
     yield from _check_times(job)
     yield from _check_paths(job.inputs, job.workdir)
-    yield from _check_verdict(job.verdict, {step.name for step in job.steps}, known_parsers)
+    yield from check_verdict(job.verdict, {step.name for step in job.steps}, known_parsers)
     yield from _check_rules(job.retry)
 
 
@@ -65,9 +65,10 @@ def _check_paths(inputs: Sequence[InputRequest], workdir: str) -> Iterator[Findi
             yield ("inputs", number, "path"), "must not be workdir, a folder, or one above it"
 
 
-def _check_verdict(
+def check_verdict(
     verdict: VerdictRequest, step_names: Collection[str], known_parsers: Collection[str]
 ) -> Iterator[Finding]:
+    """Give everything that is wrong with a verdict of a job with these steps."""
     if not isinstance(verdict, ExitCodeRequest | LogRequest):
         return
     if verdict.step is not None and verdict.step not in step_names:

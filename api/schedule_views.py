@@ -39,7 +39,7 @@ def check_template(services: ApiServices, template: dict[str, Any]) -> NewBatch:
         raise InvalidFieldsError([Problem(f"batch.{p.field}", p.message) for p in error.problems]) from error
     if batch.webhook is not None:
         check_receiver(services.guard, batch.webhook.url, field="batch.on_complete.webhook.url")
-    store_files(services.store, batch.files)
+    store_files(services.store, batch.jobs.files)
     return batch
 
 

@@ -19,11 +19,13 @@ from core.config import Settings
 from core.errors import ForbiddenError, UnauthenticatedError
 from core.outbound import AddressGuard
 from core.sealing import SecretBox
+from services.batch_verbs import BatchVerbService
 from services.batches import BatchService
 from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
 from services.idempotency import RequestIdentity, hash_request
 from services.log_hub import LogHub
+from services.regrades import RegradeService
 from services.schedules import ScheduleService
 from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
@@ -55,6 +57,14 @@ class ApiServices:
         return BatchService(
             connection, caller.tenant_id, store=self.store, default_runtime=self.settings.runtime
         )
+
+    def verbs(self, connection: Connection, caller: Principal) -> BatchVerbService:
+        """What is done to the caller's batches, jobs and trials."""
+        return BatchVerbService(connection, caller.tenant_id)
+
+    def regrades(self, connection: Connection, caller: Principal) -> RegradeService:
+        """Later grades of the caller's trials."""
+        return RegradeService(connection, caller.tenant_id)
 
     def trials(self, connection: Connection, caller: Principal) -> TrialService:
         """Trials of the caller's tenant."""

@@ -1,13 +1,14 @@
 """From what services give to what the wire shows."""
 
-from api.schemas.batches import BatchView, CancelView, CountsView, JobDetail, JobView
-from api.schemas.convert import to_wire
+from api.schemas.batches import BatchView, CancelView, CountsView, JobDetail, JobView, RegradeView
+from api.schemas.convert import to_wire, verdict_to_wire
 from api.schemas.dead_letters import DeadLetterView
 from api.schemas.logs import BlobView
 from api.schemas.trials import (
     ArtifactView,
     AttemptView,
     FailureView,
+    GradeView,
     LogView,
     StepView,
     TestSetView,
@@ -18,10 +19,13 @@ from api.schemas.trials import (
 from core.blobstore import StoredBlob
 from repositories.artifacts import ArtifactRow
 from repositories.dead_letters import DeadLetterRow
+from repositories.regrades import GradeRow
 from repositories.trials_read import AttemptRow, TrialRow
-from services.batches import BatchSummary, Cancellation, JobSummary, TrialCounts
+from services.batch_verbs import Cancellation
+from services.batches import BatchSummary, JobSummary, TrialCounts
 from services.dead_letters import state_of
-from services.jobspec import JobSpec
+from services.jobspec import JobSpec, verdict_from_json
+from services.regrades import RegradeAnswer
 from services.trials import TrialDetails
 
 __all__ = [
@@ -33,6 +37,7 @@ __all__ = [
     "to_dead_letter_view",
     "to_job_detail",
     "to_job_view",
+    "to_regrade_view",
     "to_trial_detail",
     "to_trial_view",
 ]
@@ -50,7 +55,10 @@ def to_batch_view(summary: BatchSummary) -> BatchView:
             "concurrency": {"max": row.max_running, "per_label": row.max_per_label},
             "state": row.state,
             "implicit": row.implicit,
+            "open": row.is_open,
+            "paused": row.paused_at is not None,
             "cancel_requested": row.cancel_requested_at is not None,
+            "stopped": row.stop_reason,
             "jobs": row.job_count,
             "trials": _counts(summary.counts),
             "created_at": row.created_at,
@@ -75,6 +83,11 @@ def to_cancel_view(done: Cancellation) -> CancelView:
     return CancelView(cancelled=done.cancelled, cancelling=done.cancelling)
 
 
+def to_regrade_view(answer: RegradeAnswer) -> RegradeView:
+    """Show what a regrade will do."""
+    return RegradeView(regrading=answer.regrading, not_gradable=answer.not_gradable)
+
+
 def to_trial_view(row: TrialRow) -> TrialView:
     """Show a trial."""
     return TrialView.model_validate(_trial_fields(row))
@@ -83,7 +96,10 @@ def to_trial_view(row: TrialRow) -> TrialView:
 def to_trial_detail(details: TrialDetails) -> TrialDetailView:
     """Show a trial with its attempts."""
     attempts = [to_attempt_view(attempt) for attempt in details.attempts]
-    return TrialDetailView.model_validate({**_trial_fields(details.row), "attempts": attempts})
+    grades = [_to_grade_view(row) for row in details.grades]
+    return TrialDetailView.model_validate(
+        {**_trial_fields(details.row), "attempts": attempts, "grades": grades}
+    )
 
 
 def to_attempt_view(row: AttemptRow) -> AttemptView:
@@ -160,6 +176,7 @@ def _job_fields(summary: JobSummary) -> dict[str, object]:
         "kind": row.kind,
         "digest": row.digest,
         "labels": row.labels,
+        "paused": row.is_paused,
         "trials": _counts(summary.counts),
         "created_at": row.created_at,
     }
@@ -180,7 +197,12 @@ def _trial_fields(row: TrialRow) -> dict[str, object]:
         "rewards": row.rewards,
         "priority": row.priority,
         "runtime": row.runtime,
+        "paused": row.is_paused,
         "cancel_requested": row.desired == "cancel",
+        "cancel_reason": row.cancel_reason,
+        "retry_of": row.retry_of,
+        "superseded_by": row.superseded_by,
+        "grade_no": row.grade_no,
         "attempts_used": row.attempts_used,
         "infra_losses": row.infra_losses,
         "task_retries": row.task_retries,
@@ -189,6 +211,21 @@ def _trial_fields(row: TrialRow) -> dict[str, object]:
         "started_at": row.started_at,
         "finished_at": row.finished_at,
     }
+
+
+def _to_grade_view(row: GradeRow) -> GradeView:
+    return GradeView.model_validate(
+        {
+            "number": row.number,
+            "old_outcome": row.old_outcome,
+            "outcome": row.outcome,
+            "failure": _failure(row.failure),
+            "tests": _tests(row.grade),
+            "verdict": None if row.verdict is None else verdict_to_wire(verdict_from_json(row.verdict)),
+            "requested_at": row.requested_at,
+            "graded_at": row.graded_at,
+        }
+    )
 
 
 def _failure(value: dict[str, object] | None) -> FailureView | None:

@@ -177,6 +177,7 @@ class Job(Base):
 
     tail_count: how many of its trials, the last ones, have no row yet. tail_outcome: what they will end as if the job
     was cancelled or skipped before they were made. unmet_needs: edges of `job_needs` that still hold it up.
+    queue_deadline: of the trials of the tail, NULL without one.
     """
 
     __tablename__ = "jobs"
@@ -205,7 +206,8 @@ class Job(Base):
     tail_outcome: Mapped[str | None]
     tail_reason: Mapped[str | None]
     unmet_needs: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
-    is_paused: Mapped[bool] = mapped_column(server_default=text("false"))
+    paused_at: Mapped[datetime | None]
+    queue_deadline: Mapped[datetime | None]
     stop: Mapped[str] = mapped_column(server_default=text("'never'"))
     stopped_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)

@@ -68,7 +68,8 @@ WITH recalled AS (
   WHERE state = 'dispatched' AND start_deadline < clock_timestamp()
   RETURNING trial_id, fence
 )
-UPDATE trials t SET state = 'queued', state_reason = 'never_started', attempts_used = attempts_used - 1,
+UPDATE trials t SET state = CASE WHEN is_paused THEN 'paused' ELSE 'queued' END, state_reason = 'never_started',
+                    attempts_used = attempts_used - 1,
                     queued_at = clock_timestamp()
 FROM recalled r WHERE t.id = r.trial_id AND t.fence = r.fence AND t.state = 'running'
 """
@@ -78,12 +79,6 @@ UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'lease_lap
 WHERE ended_at IS NULL AND lease_until + make_interval(secs => %(grace)s) < clock_timestamp()
 RETURNING id, node_id
 """
-
-_FINISH_BATCHES = """
-UPDATE batches b SET state = 'finished', finished_at = clock_timestamp()
-WHERE b.state = 'running' AND NOT EXISTS (SELECT 1 FROM trials t WHERE t.batch_id = b.id AND t.state <> 'finished')
-"""
-
 
 _PURGE_KEYS = """
 DELETE FROM idempotency WHERE (tenant_id, key) IN (
@@ -149,7 +144,3 @@ class DispatchRepository(SqlRepository):
     def purge_idempotency_keys(self) -> int:
         """Delete keys past their time, some thousand at most; gives how many."""
         return self._count(_PURGE_KEYS)
-
-    def finish_batches(self) -> int:
-        """Close batches whose last trial is finished."""
-        return self._count(_FINISH_BATCHES)

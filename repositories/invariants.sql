@@ -248,6 +248,44 @@ FROM batches b LEFT JOIN (
   SELECT batch_id, count(*) AS n, sum(trial_count) AS trials FROM jobs GROUP BY batch_id) j ON j.batch_id = b.id
 WHERE coalesce(j.n, 0) <> b.job_count OR coalesce(j.trials, 0) <> b.trial_count;
 
+-- I12 batch_progress_wrong always: the counters of a batch, with what waits in its inbox, are not what its trials say
+SELECT b.id::text AS subject, r.outcome || ': ' || r.n || ', counted ' || c.n AS detail
+FROM batches b CROSS JOIN LATERAL (VALUES ('passed'), ('failed'), ('error'), ('cancelled'), ('skipped')) AS o(outcome)
+CROSS JOIN LATERAL (
+  SELECT o.outcome, count(*) AS n FROM trials t
+  WHERE t.batch_id = b.id AND t.outcome = o.outcome AND t.superseded_by IS NULL) r
+CROSS JOIN LATERAL (
+  SELECT coalesce((SELECT (to_jsonb(p) ->> o.outcome)::int FROM batch_progress p WHERE p.batch_id = b.id), 0)
+       + (SELECT count(*) FROM batch_inbox i WHERE i.batch_id = b.id AND i.outcome = o.outcome AND i.is_counted) AS n) c
+WHERE r.n <> c.n AND b.archiving_at IS NULL;
+
+-- I12 job_progress_wrong always: the counters of a job, with what waits in the inbox, are not what its trials say
+SELECT j.id::text AS subject, r.outcome || ': ' || r.n || ', counted ' || c.n AS detail
+FROM jobs j JOIN batches b ON b.id = j.batch_id AND b.archiving_at IS NULL
+CROSS JOIN LATERAL (VALUES ('passed'), ('failed'), ('error'), ('cancelled'), ('skipped')) AS o(outcome)
+CROSS JOIN LATERAL (
+  SELECT o.outcome, count(*) AS n FROM trials t
+  WHERE t.job_id = j.id AND t.outcome = o.outcome AND t.superseded_by IS NULL) r
+CROSS JOIN LATERAL (
+  SELECT coalesce((SELECT (to_jsonb(p) ->> o.outcome)::int FROM job_progress p WHERE p.job_id = j.id), 0)
+       + (SELECT count(*) FROM batch_inbox i WHERE i.job_id = j.id AND i.outcome = o.outcome AND i.is_counted) AS n) c
+WHERE r.n <> c.n;
+
+-- I12 unmet_needs_wrong live: a job's count of unmet needs is not what the jobs it needs say
+SELECT d.id::text AS subject, 'stored ' || d.unmet_needs || ', found ' || e.unmet AS detail
+FROM jobs d JOIN (
+  SELECT n.job_id, count(*) FILTER (WHERE (
+    j.trial_count = p.passed + p.failed + p.error + p.cancelled + p.skipped
+    AND CASE n.outcome
+      WHEN 'finished' THEN true
+      WHEN 'passed' THEN p.passed > 0 AND (j.stop = 'first_pass' OR p.failed + p.error + p.cancelled = 0)
+      ELSE NOT (p.passed > 0 AND (j.stop = 'first_pass' OR p.failed + p.error + p.cancelled = 0))
+           AND p.failed + p.error > 0 END) IS NOT TRUE) AS unmet
+  FROM job_needs n JOIN jobs j ON j.id = n.needs_job_id LEFT JOIN job_progress p ON p.job_id = j.id
+  GROUP BY n.job_id) e ON e.job_id = d.id
+JOIN batches b ON b.id = d.batch_id AND b.archiving_at IS NULL
+WHERE d.unmet_needs <> e.unmet;
+
 -- I12 dead_letter_missing always: a trial ended by a failure of ours and is no dead letter
 SELECT t.id::text AS subject, t.failure ->> 'code' AS detail
 FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra'

@@ -37,7 +37,10 @@ _QUEUE_ROOM = """
 SELECT t.max_queued - (
   SELECT count(*) FROM (
     SELECT 1 FROM trials
-    WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q) AS room
+    WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q)
+  -- Trials of large batches that have no row yet wait as much as the others.
+  - (SELECT coalesce(sum(tail_count), 0) FROM jobs
+     WHERE tenant_id = t.id AND tail_count > 0 AND tail_outcome IS NULL) AS room
 FROM tenants t WHERE t.id = %(tenant_id)s
 """
 

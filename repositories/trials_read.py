@@ -11,9 +11,10 @@ from repositories.tenant_base import TenantSqlRepository
 __all__ = ["AttemptRow", "TrialFilter", "TrialReadRepository", "TrialRow"]
 
 _COLUMNS = """
-t.id, t.batch_id, t.job_id, j.key AS job_key, j.labels, t.index, t.seed, t.state, t.state_reason, t.outcome, t.failure,
-t.rewards, t.desired, t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.replay_of, t.runtime,
-t.cpu_millicores, t.memory_bytes, t.created_at, t.queued_at, t.started_at, t.finished_at
+t.id, t.batch_id, t.job_id, j.key AS job_key, j.labels, t.index, t.seed, t.state, t.state_reason, t.outcome,
+t.failure, t.rewards, t.desired, t.cancel_reason, t.is_paused, t.retry_of, t.superseded_by, t.grade_no,
+t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.replay_of, t.runtime, t.cpu_millicores, t.memory_bytes,
+t.created_at, t.queued_at, t.started_at, t.finished_at
 """
 
 _FIND = f"""
@@ -21,12 +22,13 @@ SELECT {_COLUMNS} FROM trials t JOIN jobs j ON j.id = t.job_id
 WHERE t.id = %(id)s AND t.tenant_id = %(tenant_id)s
 """
 
-# The ids of a batch's trials ascend by job, then index.
+# The ids of the first trials of a batch ascend by job, then index; those made later follow in the order they are made.
 _LIST = f"""
 SELECT {_COLUMNS} FROM trials t JOIN jobs j ON j.id = t.job_id
 WHERE t.batch_id = %(batch_id)s AND t.tenant_id = %(tenant_id)s AND (%(after)s::uuid IS NULL OR t.id > %(after)s)
   AND (%(state)s::text IS NULL OR t.state = %(state)s) AND (%(outcome)s::text IS NULL OR t.outcome = %(outcome)s)
   AND (%(job_key)s::text IS NULL OR j.key = %(job_key)s)
+  AND (t.superseded_by IS NULL OR %(with_superseded)s)
 ORDER BY t.id LIMIT %(limit)s
 """
 
@@ -53,11 +55,12 @@ SELECT {_ATTEMPT_COLUMNS} FROM {_ATTEMPT_TABLES} WHERE a.id = %(id)s AND a.tenan
 
 @dataclass(frozen=True, slots=True)
 class TrialFilter:
-    """What to list; None leaves a field open."""
+    """What to list; None leaves a field open. with_superseded: also trials in whose place a retry counts."""
 
     state: str | None = None
     outcome: str | None = None
     job_key: str | None = None
+    with_superseded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,11 @@ class TrialRow:
     failure: dict[str, Any] | None
     rewards: dict[str, Any] | None
     desired: str
+    cancel_reason: str | None
+    is_paused: bool
+    retry_of: UUID | None
+    superseded_by: UUID | None
+    grade_no: int
     priority: int
     attempts_used: int
     infra_losses: int
@@ -128,7 +136,7 @@ class TrialReadRepository(TenantSqlRepository):
     def page_of_batch(
         self, batch_id: UUID, wanted: TrialFilter, *, after: UUID | None, limit: int
     ) -> list[TrialRow]:
-        """By job in the order of the request, then index; after `after`."""
+        """In the order they were made, at first by job and index; after `after`."""
         parameters = {
             "batch_id": batch_id,
             "after": after,
@@ -136,6 +144,7 @@ class TrialReadRepository(TenantSqlRepository):
             "state": wanted.state,
             "outcome": wanted.outcome,
             "job_key": wanted.job_key,
+            "with_superseded": wanted.with_superseded,
         }
         return [TrialRow(**row) for row in self._mine(_LIST, parameters)]
 

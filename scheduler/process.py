@@ -16,9 +16,11 @@ from scheduler.bells import CeleryBellRinger
 from scheduler.leader import Leadership
 from scheduler.loops import Loop, has_given_up
 from scheduler.side_loops import SideLoops
+from services.batch_progress import BatchProgressKeeper, ProgressTold
 from services.dispatch import Dispatcher, DispatchPolicy
+from services.fan_out import Materialiser
 from services.reaping import Reaper
-from services.wake import SCHEDULER_CHANNEL
+from services.wake import SCHEDULER_CHANNEL, Wake
 
 __all__ = ["Scheduler"]
 
@@ -35,7 +37,7 @@ class Scheduler:
             settings.database_url.get_secret_value(),
             actor="scheduler",
             by_key_only=True,
-            pool_size=4,
+            pool_size=6,
             statement_timeout_seconds=5.0,
         )
         redis_url = settings.redis_url.get_secret_value()
@@ -52,6 +54,10 @@ class Scheduler:
             lease_grace_seconds=settings.lease_grace_seconds,
             lease_seconds=settings.lease_seconds,
         )
+        wake = Wake(Wake.connect(redis_url))
+        told = ProgressTold(stopped=wake.cancelled, moved=wake.moved, queued=self._wake_dispatch)
+        self._progress = BatchProgressKeeper(self._engine, told)
+        self._materialiser = Materialiser(self._engine)
         self._stopping = threading.Event()
         self._loops = self._build_loops()
         self._side_loops = SideLoops(
@@ -75,6 +81,9 @@ class Scheduler:
             Loop("ring_again", self._ring_again, interval_seconds=rering, enabled=led),
             Loop("reap", self._reap, interval_seconds=min(1.0, settings.lease_seconds / 3), enabled=led),
             Loop("sweep", self._sweep, interval_seconds=2 * settings.tick_seconds, enabled=led),
+            Loop("progress", self._progress.advance, interval_seconds=settings.tick_seconds, enabled=led),
+            Loop("fan_out", self._fan_out, interval_seconds=settings.tick_seconds, enabled=led),
+            Loop("force", self._force, interval_seconds=5.0, enabled=led),
             Loop("purge", self._purge, interval_seconds=60.0, enabled=led),
         ]
 
@@ -122,6 +131,19 @@ class Scheduler:
 
     def _sweep(self) -> bool:
         self._reaper.sweep()
+        return False
+
+    def _wake_dispatch(self) -> None:
+        self._dispatch_loop.wake()
+
+    def _fan_out(self) -> bool:
+        made = self._materialiser.advance()
+        if made:
+            self._dispatch_loop.wake()
+        return made > 0
+
+    def _force(self) -> bool:
+        self._progress.force_overdue()
         return False
 
     def _purge(self) -> bool:

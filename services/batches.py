@@ -1,46 +1,106 @@
-"""Batches and jobs: accept, look, list, cancel."""
+"""Batches and jobs: accept, append, look, list. What is done to them afterwards: `batch_verbs`."""
 
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from core.blobstore import BlobStore
-from core.errors import NotFoundError, QuotaExceededError
+from core.errors import ConflictError, NotFoundError, QuotaExceededError
 from core.ids import new_id
 from core.tracing import current_traceparent
 from models.states import Outcome, TrialState
-from repositories.batches import BatchRepository, BatchRow, CancelledTrial, NewJobRow, NewTrials
+from repositories.batch_progress import BatchProgressRepository
+from repositories.batches import (
+    BatchRepository,
+    BatchRow,
+    LockedBatch,
+    NewBatchRow,
+    NewJobRow,
+    NewNeed,
+    NewTrials,
+)
 from repositories.jobs import JobRepository, JobRow
 from repositories.tenants import TenantRepository
 from services.batch_webhooks import BatchWebhook, BatchWebhookService
 from services.blobs import BlobService
+from services.fan_out import split_first_page
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
-from services.outcomes import CANCELLED
 from services.problems import InvalidFieldsError, Problem
 
-__all__ = ["BatchService", "BatchSummary", "Cancellation", "Created", "JobSummary", "NewBatch", "TrialCounts"]
+__all__ = [
+    "MAX_TRIALS",
+    "BatchService",
+    "BatchSummary",
+    "Caps",
+    "Created",
+    "JobSummary",
+    "NewBatch",
+    "NewJobs",
+    "TrialCounts",
+]
+
+MAX_TRIALS = 100_000
+"""Trials of one batch, over all its jobs and appends: its report is made in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJobs:
+    """Jobs whose specs are checked.
+
+    fields: where each was named in the request, as in `jobs[3]`; "" for a lone job. files: inputs that came inline, by
+    digest; the caller stores them first.
+    """
+
+    specs: tuple[JobSpec, ...]
+    fields: tuple[str, ...]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, *specs: JobSpec) -> "NewJobs":
+        """Jobs as they stand in a list of a request."""
+        return cls(specs, tuple(f"jobs[{number}]" for number in range(len(specs))))
+
+    def place(self, number: int, name: str) -> str:
+        """Spell a field of one of the jobs."""
+        return f"{self.fields[number]}.{name}" if self.fields[number] else name
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How many trials of a batch may run at a time: of all, and by label name of jobs that share its value."""
+
+    max_running: int | None = None
+    max_per_label: Mapping[str, int] = field(default_factory=dict)
+
+    def labels_of(self, spec: JobSpec) -> dict[str, str] | None:
+        """Give the job's labels that these caps look at; None if there are no caps."""
+        if self.max_running is None and not self.max_per_label:
+            return None
+        return {name: spec.labels[name] for name in sorted(self.max_per_label) if name in spec.labels}
 
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A batch whose specs are checked. files: inputs that came inline, by digest; the caller stores them first.
+    """A batch that is checked. defaults: as sent, for jobs appended later. stop_when: outcome to number, or None.
 
-    max_running, max_per_label: its caps, on trials that run at a time; by label name for jobs that share its value.
+    caps: on trials that run at a time.
     """
 
     name: str | None
     labels: Mapping[str, str]
     priority: int
     implicit: bool
-    jobs: tuple[JobSpec, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    max_running: int | None = None
-    max_per_label: Mapping[str, int] = field(default_factory=dict)
+    jobs: NewJobs
+    is_open: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    stop_when: Mapping[str, int] | None = None
+    caps: Caps = Caps()
     webhook: BatchWebhook | None = None
 
 
@@ -77,15 +137,6 @@ class JobSummary:
     counts: TrialCounts
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """What a cancel met. nodes: where trials still run that were told to stop."""
-
-    cancelled: int
-    cancelling: int
-    nodes: Mapping[UUID, list[UUID]]
-
-
 class BatchService:
     """Batches and jobs of one tenant, inside the caller's transaction."""
 
@@ -93,6 +144,7 @@ class BatchService:
         self, connection: Connection, tenant_id: int, *, store: BlobStore, default_runtime: str = "local"
     ) -> None:
         """store: for inputs. default_runtime: of jobs that name none."""
+        self._connection = connection
         self._tenant_id = tenant_id
         self._default_runtime = default_runtime
         self._batches = BatchRepository(connection, tenant_id)
@@ -113,10 +165,22 @@ class BatchService:
         if earlier is not None:
             return Created(earlier, replayed=True)
         self.check(batch)
-        trial_count = sum(spec.trials.count for spec in batch.jobs)
-        if trial_count > self._tenants.queue_room(self._tenant_id):
-            raise QuotaExceededError("too many trials are queued: wait until some have run")
-        self._insert(batch_id, batch, trial_count)
+        self._refuse_beyond_quota(batch.jobs)
+        row = NewBatchRow(
+            id=batch_id,
+            name=batch.name,
+            labels=batch.labels,
+            priority=batch.priority,
+            implicit=batch.implicit,
+            max_running=batch.caps.max_running,
+            max_per_label=batch.caps.max_per_label,
+            is_open=batch.is_open,
+            defaults=batch.defaults if batch.is_open else None,
+            stop_when=batch.stop_when,
+        )
+        trials = sum(spec.trials.count for spec in batch.jobs.specs)
+        self._batches.insert(row, jobs=len(batch.jobs.specs), trials=trials)
+        self._insert_jobs(batch_id, batch.jobs, first_ordinal=0, known={}, is_paused=False, caps=batch.caps)
         if batch.webhook is not None:
             self._webhooks.attach(batch_id, batch.webhook)
         context = current_traceparent()
@@ -129,10 +193,46 @@ class BatchService:
 
         Raises InvalidFieldsError for blobs, InvalidRequestError for a secret of a webhook.
         """
-        self._blobs.grant_all(batch.files)
-        self._check_blobs(batch)
+        self._take_files(batch.jobs)
         if batch.webhook is not None:
             self._webhooks.check(batch.webhook)
+
+    def append(self, batch_id: UUID, jobs: NewJobs, identity: RequestIdentity | None = None) -> Created:
+        """Add jobs to an open batch, all or none.
+
+        Raises NotFoundError, ConflictError for a batch that takes no more, InvalidFieldsError for keys it has and for
+        needs and blobs it or the tenant has not, QuotaExceededError, IdempotencyConflictError.
+        """
+        earlier = self._keys.claim(identity, batch_id) if identity is not None else None
+        if earlier is not None:
+            return Created(earlier, replayed=True)
+        batch = self._batches.lock(batch_id)
+        if batch is None:
+            raise NotFoundError("batch", batch_id)
+        if not batch.is_open:
+            raise ConflictError(_why_closed(batch))
+        used = {spec.key for spec in jobs.specs} | {need.job for spec in jobs.specs for need in spec.needs}
+        known = self._batches.jobs_by_key(batch_id, sorted(used))
+        _refuse_taken_keys(jobs, known)
+        trials = sum(spec.trials.count for spec in jobs.specs)
+        if batch.trial_count + trials > MAX_TRIALS:
+            message = f"{batch.trial_count} trials in the batch and {trials} more; at most {MAX_TRIALS}"
+            raise InvalidFieldsError([Problem("jobs", f"{message}: begin another batch")])
+        self._take_files(jobs)
+        self._refuse_beyond_quota(jobs)
+        self._batches.grow(batch_id, jobs=len(jobs.specs), trials=trials)
+        needed = self._insert_jobs(
+            batch_id,
+            jobs,
+            first_ordinal=batch.job_count,
+            known=known,
+            is_paused=batch.is_paused,
+            caps=Caps(batch.max_running, batch.max_per_label),
+        )
+        if needed:
+            # They may have ended long ago: whoever looks after ends looks at them once more.
+            BatchProgressRepository(self._connection).look_at(batch_id, sorted(needed))
+        return Created(batch_id, replayed=False)
 
     def get(self, batch_id: UUID) -> BatchSummary:
         """Look one up. Raises NotFoundError."""
@@ -170,54 +270,64 @@ class BatchService:
             raise NotFoundError("batch", batch_id)
         return row
 
-    def cancel(self, batch_id: UUID, *, mode: str) -> Cancellation:
-        """Cancel what is not finished; again is no error. mode: graceful or force. Raises NotFoundError."""
-        self.get_row(batch_id)
-        return _to_cancellation(self._batches.cancel(batch_id, mode=mode, failure=CANCELLED.to_json()))
-
-    def cancel_trial(self, trial_id: UUID, *, mode: str) -> Cancellation:
-        """Cancel one trial of this tenant; the caller has looked it up. One that is finished stays as it is."""
-        return _to_cancellation(self._batches.cancel_trial(trial_id, mode=mode, failure=CANCELLED.to_json()))
-
     def _with_counts(self, rows: Sequence[JobRow]) -> list[JobSummary]:
         counts = self._jobs.counts([row.id for row in rows])
         return [JobSummary(row, _to_counts(row.trial_count, counts.get(row.id, []))) for row in rows]
 
-    def _check_blobs(self, batch: NewBatch) -> None:
-        used = {item.blob for spec in batch.jobs for item in spec.inputs if item.blob is not None}
+    def _refuse_beyond_quota(self, jobs: NewJobs) -> None:
+        trials = sum(spec.trials.count for spec in jobs.specs)
+        if trials > self._tenants.queue_room(self._tenant_id):
+            raise QuotaExceededError("too many trials are queued: wait until some have run")
+
+    def _take_files(self, jobs: NewJobs) -> None:
+        self._blobs.grant_all(jobs.files)
+        used = {item.blob for spec in jobs.specs for item in spec.inputs if item.blob is not None}
         unknown = self._blobs.unknown(used)
         if unknown:
-            raise InvalidFieldsError(list(_blob_problems(batch, unknown)))
+            raise InvalidFieldsError(list(_blob_problems(jobs, unknown)))
 
-    def _insert(self, batch_id: UUID, batch: NewBatch, trial_count: int) -> None:
+    def _insert_jobs(
+        self,
+        batch_id: UUID,
+        jobs: NewJobs,
+        *,
+        first_ordinal: int,
+        known: Mapping[str, UUID],
+        is_paused: bool,
+        caps: Caps,
+    ) -> set[UUID]:
+        """Insert jobs, their needs and first trials; gives which of the known jobs they need. known: by key."""
+        if not jobs.specs:
+            return set()
         # Sorted, so that ids ascend with the order of the request and lists by id are lists in that order.
-        job_ids = sorted(new_id() for _ in batch.jobs)
-        trial_ids = sorted(new_id() for _ in range(trial_count))
-        jobs: list[NewJobRow] = []
-        trials: list[NewTrials] = []
+        job_ids = sorted(new_id() for _ in jobs.specs)
+        made = split_first_page([spec.trials.count for spec in jobs.specs])
+        by_key = {**known, **{spec.key: job_id for spec, job_id in zip(jobs.specs, job_ids, strict=True)}}
+        rows, trials, needs = [], [], []
         first = 0
-        for job_id, spec in zip(job_ids, batch.jobs, strict=True):
-            jobs.append(_to_job_row(job_id, spec))
-            caps = _cap_labels(batch, spec)
+        for job_id, spec, count in zip(job_ids, jobs.specs, made, strict=True):
+            rows.append(_to_job_row(job_id, spec, made=count))
             trials.append(
-                _to_trials(job_id, spec, first=first, default_runtime=self._default_runtime, cap_labels=caps)
+                _to_trials(
+                    job_id,
+                    spec,
+                    count=count,
+                    first=first,
+                    default_runtime=self._default_runtime,
+                    cap_labels=caps.labels_of(spec),
+                )
             )
-            first += spec.trials.count
-        self._batches.insert(
-            batch_id,
-            name=batch.name,
-            labels=batch.labels,
-            priority=batch.priority,
-            implicit=batch.implicit,
-            max_running=batch.max_running,
-            max_per_label=batch.max_per_label,
-            jobs=jobs,
-            trials=trials,
-            trial_ids=trial_ids,
-        )
+            needs += [NewNeed(job_id, by_key[need.job], need.outcome) for need in spec.needs]
+            first += count
+        self._batches.insert_jobs(batch_id, rows, first_ordinal=first_ordinal)
+        if needs:
+            self._batches.insert_needs(batch_id, needs)
+        trial_ids = sorted(new_id() for _ in range(first))
+        self._batches.insert_trials(batch_id, trials, trial_ids, is_paused=is_paused)
+        return {need.needs_job_id for need in needs} & set(known.values())
 
 
-def _to_job_row(job_id: UUID, spec: JobSpec) -> NewJobRow:
+def _to_job_row(job_id: UUID, spec: JobSpec, *, made: int) -> NewJobRow:
     body = spec.to_json()
     return NewJobRow(
         id=job_id,
@@ -227,24 +337,28 @@ def _to_job_row(job_id: UUID, spec: JobSpec) -> NewJobRow:
         labels=spec.labels,
         spec=json.dumps(body),
         trial_count=spec.trials.count,
+        tail_count=spec.trials.count - made,
+        queue_seconds=spec.timeouts.queue,
+        needs=len(spec.needs),
+        stop=spec.trials.stop,
     )
 
 
-def _cap_labels(batch: NewBatch, spec: JobSpec) -> dict[str, str] | None:
-    """Give the job's labels that the batch's caps look at; None if it has no caps."""
-    if batch.max_running is None and not batch.max_per_label:
-        return None
-    return {name: spec.labels[name] for name in sorted(batch.max_per_label) if name in spec.labels}
-
-
 def _to_trials(
-    job_id: UUID, spec: JobSpec, *, first: int, default_runtime: str, cap_labels: Mapping[str, str] | None
+    job_id: UUID,
+    spec: JobSpec,
+    *,
+    count: int,
+    first: int,
+    default_runtime: str,
+    cap_labels: Mapping[str, str] | None,
 ) -> NewTrials:
     return NewTrials(
         job_id=job_id,
-        count=spec.trials.count,
+        count=count,
         first=first,
         seed=spec.trials.seed,
+        needs_others=bool(spec.needs),
         priority=spec.priority,
         queue_seconds=spec.timeouts.queue,
         runtime=spec.runtime or default_runtime,
@@ -259,16 +373,37 @@ def _to_trials(
     )
 
 
-def _blob_problems(batch: NewBatch, unknown: Collection[str]) -> list[Problem]:
-    found = []
-    for job_number, spec in enumerate(batch.jobs):
-        prefix = "" if batch.implicit else f"jobs[{job_number}]."
-        for number, item in enumerate(spec.inputs):
-            if item.blob in unknown:
-                found.append(
-                    Problem(f"{prefix}inputs[{number}].blob", "no such blob: store it with POST /v1/blobs")
-                )
-    return found
+def _blob_problems(jobs: NewJobs, unknown: Collection[str]) -> list[Problem]:
+    return [
+        Problem(jobs.place(number, f"inputs[{place}].blob"), "no such blob: store it with POST /v1/blobs")
+        for number, spec in enumerate(jobs.specs)
+        for place, item in enumerate(spec.inputs)
+        if item.blob in unknown
+    ]
+
+
+def _refuse_taken_keys(jobs: NewJobs, known: Mapping[str, UUID]) -> None:
+    """Check keys and needs against the jobs the batch has. Raises InvalidFieldsError."""
+    new = {spec.key for spec in jobs.specs}
+    problems = []
+    for number, spec in enumerate(jobs.specs):
+        if spec.key in known:
+            problems.append(Problem(jobs.place(number, "key"), f"the batch has a job {spec.key!r} already"))
+        problems += [
+            Problem(jobs.place(number, f"needs[{place}].job"), f"the batch has no job {need.job!r}")
+            for place, need in enumerate(spec.needs)
+            if need.job not in known and need.job not in new
+        ]
+    if problems:
+        raise InvalidFieldsError(problems)
+
+
+def _why_closed(batch: LockedBatch) -> str:
+    if batch.is_cancelled:
+        return "the batch was cancelled: it takes no more jobs"
+    if batch.is_stopped:
+        return "the batch was stopped by its stop_when: it takes no more jobs"
+    return "the batch is closed: only one made with `open` takes more jobs, until it is closed"
 
 
 def _to_counts(total: int, rows: Sequence[tuple[str, str | None, int]]) -> TrialCounts:
@@ -283,12 +418,3 @@ def _to_counts(total: int, rows: Sequence[tuple[str, str | None, int]]) -> Trial
         {state: by_state[state] for state in TrialState if state in by_state},
         {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome},
     )
-
-
-def _to_cancellation(met: Sequence[CancelledTrial]) -> Cancellation:
-    nodes: dict[UUID, list[UUID]] = {}
-    for trial in met:
-        if trial.node_id is not None:
-            nodes.setdefault(trial.node_id, []).append(trial.trial_id)
-    finished = sum(trial.is_finished for trial in met)
-    return Cancellation(cancelled=finished, cancelling=len(met) - finished, nodes=nodes)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from core.errors import ConflictError, NotFoundError
 from repositories.dead_letters import DeadLetterRepository, DeadLetterRow
-from services.batches import BatchService, NewBatch
+from services.batches import BatchService, NewBatch, NewJobs
 from services.idempotency import RequestIdentity
 from services.jobspec import JobSpec, TrialPlan
 
@@ -99,5 +99,7 @@ def state_of(row: DeadLetterRow) -> DeadLetterState:
 
 
 def _as_lone_job(spec: JobSpec) -> NewBatch:
-    lone = replace(spec, trials=TrialPlan(count=1, seed=spec.trials.seed))
-    return NewBatch(name=None, labels=spec.labels, priority=spec.priority, implicit=True, jobs=(lone,))
+    # What it needed has ended, or it would not have run.
+    lone = replace(spec, trials=TrialPlan(count=1, seed=spec.trials.seed), needs=())
+    jobs = NewJobs((lone,), ("",))
+    return NewBatch(name=None, labels=spec.labels, priority=spec.priority, implicit=True, jobs=jobs)

@@ -18,7 +18,7 @@ FAILURE_CODES: dict[FailureClass, frozenset[str]] = {
     }),
     FailureClass.INFRA: frozenset({
         "artifact_upload", "create_timeout", "daemon_error", "execd_unreachable", "image_store_full", "node_lost",
-        "orphaned", "poison", "preempted", "registry_error", "registry_rate_limited", "registry_tls",
+        "orphaned", "poison", "preempted", "regrade_failed", "registry_error", "registry_rate_limited", "registry_tls",
         "registry_unreachable", "runtime_unavailable", "start_timeout", "step_not_run", "unknown",
         "worker_shutdown", "worker_stuck",
     }),
@@ -26,7 +26,9 @@ FAILURE_CODES: dict[FailureClass, frozenset[str]] = {
         "bad_image", "image_not_found", "patch_path_missing", "platform_not_found", "registry_auth", "spec_invalid",
     }),
     FailureClass.QUOTA: frozenset({"queue_timeout"}),
-    FailureClass.CANCELLED: frozenset({"cancelled"}),
+    FailureClass.CANCELLED: frozenset({
+        "cancelled", "needs_unmet", "stop_first_fail", "stop_first_pass", "stop_when",
+    }),
 }  # fmt: skip
 """The class is the usual one: a setup step with `blame: infra` fails with the codes of a task in class infra."""
 
@@ -34,6 +36,8 @@ ALL_CODES = frozenset[str]().union(*FAILURE_CODES.values())
 
 RULE_CODES = (FAILURE_CODES[FailureClass.TASK] | FAILURE_CODES[FailureClass.INFRA]) - {
     "poison",
+    "regrade_failed",
     "total_timeout",
 }
-"""Those that a retry rule can decide about: poison ends retries, and after total_timeout no time is left."""
+"""Those that a retry rule can decide about: poison ends retries, after total_timeout no time is left, and a grade is
+not an attempt."""

@@ -22,6 +22,7 @@ __all__ = [
     "JobSpec",
     "JunitVerdict",
     "LogVerdict",
+    "Need",
     "PatchStep",
     "Resources",
     "RetryBudget",
@@ -33,6 +34,7 @@ __all__ = [
     "TrialPlan",
     "Verdict",
     "digest_of",
+    "verdict_from_json",
 ]
 
 
@@ -169,10 +171,22 @@ class ArtifactRule:
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """How many samples, and the seed from which sample i gets TRIAL_SEED = seed + i."""
+    """How many samples, and the seed from which sample i gets TRIAL_SEED = seed + i.
+
+    stop: which outcome of one ends the others; other than `never`, estimates from them are biased.
+    """
 
     count: int = 1
     seed: int | None = None
+    stop: Literal["never", "first_pass", "first_fail"] = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Another job of the batch, by key, that has to end so before this one may start."""
+
+    job: str
+    outcome: Literal["passed", "failed", "finished"] = "passed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +268,7 @@ class JobSpec:
     artifacts: tuple[ArtifactRule, ...] = ()
     verdict: Verdict = ExitCodeVerdict()
     trials: TrialPlan = TrialPlan()
+    needs: tuple[Need, ...] = ()
     retry: RetryBudget = RetryBudget()
 
     @property
@@ -277,14 +292,15 @@ class JobSpec:
             inputs=tuple(Input(**item) for item in rest.pop("inputs")),
             timeouts=Timeouts(**rest.pop("timeouts")),
             artifacts=tuple(ArtifactRule(**item) for item in rest.pop("artifacts")),
-            verdict=_verdict(rest.pop("verdict")),
+            verdict=verdict_from_json(rest.pop("verdict")),
             trials=TrialPlan(**rest.pop("trials")),
+            needs=tuple(Need(**need) for need in rest.pop("needs", ())),
             retry=RetryBudget.from_json(rest.pop("retry")),
             **rest,
         )
 
 
-_NOT_IN_DIGEST = frozenset({"key", "labels", "priority", "queue", "preemptible"})
+_NOT_IN_DIGEST = frozenset({"key", "labels", "priority", "queue", "preemptible", "needs"})
 
 
 def digest_of(spec: Mapping[str, Any]) -> str:
@@ -319,7 +335,8 @@ def _rule(value: Mapping[str, Any]) -> RetryRule:
     )
 
 
-def _verdict(value: Mapping[str, Any]) -> Verdict:
+def verdict_from_json(value: Mapping[str, Any]) -> Verdict:
+    """Read a verdict as `to_json` of its job wrote it. Raises KeyError or TypeError on anything else."""
     # JSON has lists where the value has tuples.
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
     match fields["kind"]:

@@ -1,4 +1,4 @@
-"""Ends what nobody owns any more: lapsed sessions, lost attempts, trials past their deadline, done batches."""
+"""Ends what nobody owns any more: lapsed sessions, lost attempts, trials past their deadline."""
 
 from random import Random
 
@@ -74,7 +74,7 @@ class Reaper:
         return take_overdue(connection, settle_seconds=self._lease + self._grace, rng=self._rng)
 
     def sweep(self) -> None:
-        """Promote what is due, expire and cancel what waits, close finished batches."""
+        """Promote what is due, expire and cancel what waits."""
         with self._engine.begin() as connection:
             repository = DispatchRepository(connection)
             repository.lock()
@@ -85,7 +85,6 @@ class Reaper:
                 total_failure=to_jsonb(_TOTAL_TIMEOUT.to_json()),
             )
             sweep.cancel_waiting(to_jsonb(CANCELLED.to_json()))
-            repository.finish_batches()
             failpoint("sweep.before_commit")
         failpoint("sweep.after_commit")
 

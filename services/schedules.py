@@ -146,5 +146,5 @@ def _name_taken(name: str) -> ConflictError:
 
 
 def _digests(batch: NewBatch) -> list[str]:
-    used = {item.blob for spec in batch.jobs for item in spec.inputs if item.blob is not None}
+    used = {item.blob for spec in batch.jobs.specs for item in spec.inputs if item.blob is not None}
     return sorted(used)

@@ -11,6 +11,7 @@ from core.errors import NotFoundError
 from repositories.artifacts import ArtifactReadRepository, ArtifactRow
 from repositories.batches import BatchRepository
 from repositories.nodes import NodeReadRepository
+from repositories.regrades import GradeRow, RegradeRepository
 from repositories.trials_read import AttemptRow, TrialFilter, TrialReadRepository, TrialRow
 from services.waiting import reason_to_wait
 
@@ -21,10 +22,11 @@ _REPORT_PAGE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class TrialDetails:
-    """A trial with all its attempts, oldest first."""
+    """A trial with all its attempts and later grades, oldest first. Reports leave the grades out."""
 
     row: TrialRow
     attempts: Sequence[AttemptRow]
+    grades: Sequence[GradeRow] = ()
 
 
 class TrialService:
@@ -34,13 +36,15 @@ class TrialService:
         """Bind to one tenant. connection: the caller begins and commits."""
         self._trials = TrialReadRepository(connection, tenant_id)
         self._batches = BatchRepository(connection, tenant_id)
+        self._regrades = RegradeRepository(connection, tenant_id)
         self._artifacts = ArtifactReadRepository(connection, tenant_id)
         self._nodes = NodeReadRepository(connection)
 
     def get(self, trial_id: UUID) -> TrialDetails:
         """Look one up; a queued one says why it waits. Raises NotFoundError."""
         row = self._explain([self._require(trial_id)])[0]
-        return TrialDetails(row, self._trials.attempts([trial_id]).get(trial_id, []))
+        attempts = self._trials.attempts([trial_id]).get(trial_id, [])
+        return TrialDetails(row, attempts, self._regrades.history(trial_id))
 
     def get_attempt(self, attempt_id: UUID) -> AttemptRow:
         """Look one up. Raises NotFoundError."""

@@ -3,15 +3,17 @@
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import redis
 
-__all__ = ["CANCEL_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
+__all__ = ["BATCH_CHANNEL", "CANCEL_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
 
 SCHEDULER_CHANNEL = "sched:wake"
 CANCEL_CHANNEL = "cancel:{node_id}"
+BATCH_CHANNEL = "log:{batch_id}"
+"""Beside the channels of logs, so that one subscription of the API serves both."""
 _PAUSE_SECONDS = 2.0
 """After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
 
@@ -42,6 +44,11 @@ class Wake:
             message = json.dumps({"trial_ids": [str(trial_id) for trial_id in trial_ids]})
             self._publish(CANCEL_CHANNEL.format(node_id=node_id), message)
         self.scheduler()
+
+    def moved(self, batch_ids: Iterable[UUID]) -> None:
+        """Tell readers of these batches' events that there are new ones."""
+        for batch_id in batch_ids:
+            self._publish(BATCH_CHANNEL.format(batch_id=batch_id), "1")
 
     def _publish(self, channel: str, message: str) -> None:
         with self._lock:

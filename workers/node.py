@@ -28,10 +28,12 @@ from runtimes.base import Runtime, SandboxHandle
 from services.attempt_control import StopReason
 from services.attempt_runner import AttemptRunner, WorkerParts
 from services.log_pump import LogWriter
+from services.regrades import Regrader
 from services.wake import CANCEL_CHANNEL, Wake
 from workers.identity import NodeIdentity
 from workers.lease import LeaseKeeper, LeaseTimes, NodeDescription
 from workers.registry import AttemptRegistry
+from workers.regrading import RegradeLoop
 
 __all__ = ["NodeWorker"]
 
@@ -78,6 +80,7 @@ class NodeWorker:
                 log_cap_bytes=settings.log_cap_bytes,
             )
         )
+        self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
         self._draining = False
         self._is_started = False
@@ -111,6 +114,7 @@ class NodeWorker:
         self._logs.start()
         for thread in self._threads:
             thread.start()
+        self._regrades.start()
         self._is_started = True
 
     def drain(self) -> None:
@@ -129,6 +133,7 @@ class NodeWorker:
         """End the session and close everything."""
         self._stopping.set()
         self._finished.set()
+        self._regrades.stop()
         self._fallback.shutdown(wait=True, cancel_futures=True)
         if self._is_started:
             try:

@@ -3,19 +3,18 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.body import json_body, small_json_body
+from api.body import json_body
 from api.cursors import CursorScope
 from api.json_body import parse_json
 from api.openapi_parts import json_request
-from api.schemas.batches import BatchRequest, BatchView, CancelRequest, CancelView, JobView
+from api.schemas.batches import AppendRequest, BatchRequest, BatchView, JobView
 from api.schemas.errors import error_responses
-from api.schemas.examples import BATCH_EXAMPLE
+from api.schemas.examples import APPEND_EXAMPLE, BATCH_EXAMPLE
 from api.schemas.fields import JobKey
 from api.schemas.pages import Cursor, Limit, Page
 from api.schemas.trials import OutcomeName, TrialStateName, TrialView
 from api.services import Caller, IdempotencyKey, Services, make_identity
-from api.validation import check_schema
-from api.views import to_batch_view, to_cancel_view, to_job_view, to_trial_view
+from api.views import to_batch_view, to_job_view, to_trial_view
 from core.failpoints import failpoint
 from repositories.trials_read import TrialFilter
 from services.blobs import store_files
@@ -50,7 +49,7 @@ def create_batch(
     batch = services.checker.check_batch(value)
     if batch.webhook is not None:
         check_receiver(services.guard, batch.webhook.url, field="on_complete.webhook.url")
-    store_files(services.store, batch.files)
+    store_files(services.store, batch.jobs.files)
     with services.engine.begin() as connection:
         service = services.batches(connection, caller)
         created = service.create(batch, make_identity(idempotency_key, "batches", value))
@@ -109,13 +108,19 @@ def list_batch_trials(
     state: TrialStateName | None = None,
     outcome: OutcomeName | None = None,
     job: Annotated[JobKey | None, Query(description="Key of a job.")] = None,
+    superseded: Annotated[
+        bool, Query(description="Also those in whose place a retry counts; `total` leaves them out.")
+    ] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[TrialView]:
-    """List the trials by job in the order of the request, then by index."""
-    scope = CursorScope("batches/trials", caller.tenant_id, batch_id, state, outcome, job)
+    """List the trials that have a row, in the order in which they were made: at first by job, then by index.
+
+    Of a large batch the scheduler makes rows ahead of what can run; counts speak of all trials at any time.
+    """
+    scope = CursorScope("batches/trials", caller.tenant_id, batch_id, state, outcome, job, superseded)
     after = scope.decode_id(cursor)
-    wanted = TrialFilter(state=state, outcome=outcome, job_key=job)
+    wanted = TrialFilter(state=state, outcome=outcome, job_key=job, with_superseded=superseded)
     with services.engine.begin() as connection:
         found = services.trials(connection, caller).page_of_batch(batch_id, wanted, after=after, limit=limit)
     following = scope.encode_id(found[-1].id) if len(found) == limit else None
@@ -123,17 +128,37 @@ def list_batch_trials(
 
 
 @router.post(
-    "/{batch_id}/cancel",
-    summary="Cancel a batch",
-    responses=error_responses(404, 413, 415),
-    openapi_extra=json_request(CancelRequest, {"mode": "graceful"}, required=False),
+    "/{batch_id}/jobs",
+    status_code=202,
+    response_model=BatchView,
+    summary="Append jobs to an open batch",
+    responses=error_responses(404, 408, 409, 413, 415, 429)
+    | {200: {"model": BatchView, "description": "Appended before."}},
+    openapi_extra=json_request(AppendRequest, APPEND_EXAMPLE),
 )
-def cancel_batch(
-    services: Services, caller: Caller, batch_id: UUID, body: Annotated[bytes, Depends(small_json_body)]
-) -> CancelView:
-    """Finish waiting trials as cancelled at once and tell running ones to stop. Doing it again is no error."""
-    request = check_schema(CancelRequest, parse_json(body))
+def append_jobs(
+    *,
+    services: Services,
+    caller: Caller,
+    response: Response,
+    batch_id: UUID,
+    body: Annotated[bytes, Depends(json_body)],
+    idempotency_key: IdempotencyKey = None,
+) -> BatchView:
+    """Add jobs to a batch that was made with `open`, all or none. They may need jobs that it has already."""
+    value = parse_json(body)
     with services.engine.begin() as connection:
-        done = services.batches(connection, caller).cancel(batch_id, mode=request.mode)
-    services.wake.cancelled(done.nodes)
-    return to_cancel_view(done)
+        batch = services.batches(connection, caller).get_row(batch_id)
+    jobs = services.checker.check_append(value, defaults=batch.defaults or {}, priority=batch.priority)
+    store_files(services.store, jobs.files)
+    with services.engine.begin() as connection:
+        service = services.batches(connection, caller)
+        identity = make_identity(idempotency_key, f"batches/{batch_id}/jobs", value)
+        created = service.append(batch_id, jobs, identity)
+        view = to_batch_view(service.get(batch_id))
+    if created.replayed:
+        response.status_code = 200
+        response.headers["Idempotent-Replayed"] = "true"
+    else:
+        services.wake.scheduler()
+    return view

@@ -41,7 +41,7 @@ def create_job(
     """Accept one job. It gets a batch of its own, named in `batch_id`, with all that batches can do."""
     value = parse_json(body)
     batch = services.checker.check_job(value)
-    store_files(services.store, batch.files)
+    store_files(services.store, batch.jobs.files)
     with services.engine.begin() as connection:
         service = services.batches(connection, caller)
         created = service.create(batch, make_identity(idempotency_key, "jobs", value))

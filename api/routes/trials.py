@@ -2,21 +2,16 @@ import os.path
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 from fastapi.responses import StreamingResponse
 
-from api.body import small_json_body
 from api.cursors import CursorScope
 from api.downloads import DOWNLOAD_RESPONSE, download
-from api.json_body import parse_json
-from api.openapi_parts import json_request
-from api.schemas.batches import CancelRequest, CancelView
 from api.schemas.errors import error_responses
 from api.schemas.pages import Cursor, Limit, Page
 from api.schemas.trials import ArtifactView, TrialDetailView
 from api.services import Caller, Services
-from api.validation import check_schema
-from api.views import to_artifact_view, to_cancel_view, to_trial_detail
+from api.views import to_artifact_view, to_trial_detail
 from core.errors import InvalidRequestError
 
 __all__ = ["router"]
@@ -29,24 +24,6 @@ def get_trial(services: Services, caller: Caller, trial_id: UUID) -> TrialDetail
     """Give the trial with all its attempts, their steps, failures and tests."""
     with services.engine.begin() as connection:
         return to_trial_detail(services.trials(connection, caller).get(trial_id))
-
-
-@router.post(
-    "/{trial_id}/cancel",
-    summary="Cancel a trial",
-    responses=error_responses(404, 413, 415),
-    openapi_extra=json_request(CancelRequest, {"mode": "graceful"}, required=False),
-)
-def cancel_trial(
-    services: Services, caller: Caller, trial_id: UUID, body: Annotated[bytes, Depends(small_json_body)]
-) -> CancelView:
-    """Finish a waiting trial as cancelled at once, or tell a running one to stop. A finished one stays as it is."""
-    request = check_schema(CancelRequest, parse_json(body))
-    with services.engine.begin() as connection:
-        services.trials(connection, caller).get(trial_id)
-        done = services.batches(connection, caller).cancel_trial(trial_id, mode=request.mode)
-    services.wake.cancelled(done.nodes)
-    return to_cancel_view(done)
 
 
 @router.get("/{trial_id}/artifacts", summary="List the files kept", responses=error_responses(404))

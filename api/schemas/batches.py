@@ -1,17 +1,22 @@
 """Batches on the wire: what is sent to make one, and what is told about one."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from api.schemas.base import RequestSchema, ResponseSchema
-from api.schemas.fields import LabelCaps, Labels, Title
-from api.schemas.jobs import JobRequestInBatch
+from api.schemas.fields import MATRIX_NAME, LabelCaps, Labels, Title, one_line
+from api.schemas.jobs import JobRequestInBatch, VerdictRequest
+from api.schemas.trials import OutcomeName
 from api.schemas.webhooks import OnCompleteRequest
 
 __all__ = [
+    "AppendEnvelope",
+    "AppendRequest",
+    "BatchEnvelope",
     "BatchRequest",
     "BatchView",
     "CancelRequest",
@@ -19,6 +24,12 @@ __all__ = [
     "CountsView",
     "JobDetail",
     "JobView",
+    "PauseView",
+    "RegradeRequest",
+    "RegradeView",
+    "ResumeView",
+    "RetryView",
+    "RunAgainRequest",
 ]
 
 MAX_JOBS = 10_000
@@ -33,6 +44,51 @@ class ConcurrencyRequest(RequestSchema):
     )
 
 
+MatrixName = Annotated[str, Field(pattern=MATRIX_NAME)]
+
+
+def _check_matrix_value(value: Any) -> str:
+    """Give the text of a value: a number is spelled as JSON spells it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value}"
+    if not isinstance(value, str):
+        raise PydanticCustomError("matrix_value", "must be text or a number")
+    if len(value) > 255:
+        raise PydanticCustomError("matrix_value_long", "may have at most 255 characters")
+    return one_line(value)
+
+
+MatrixValue = Annotated[str, PlainValidator(_check_matrix_value, json_schema_input_type=str | int | float)]
+Matrix = Annotated[
+    dict[MatrixName, Annotated[list[MatrixValue], Field(min_length=1, max_length=MAX_JOBS)]],
+    Field(max_length=20),
+]
+Number = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class StopWhenRequest(RequestSchema):
+    """Ends a batch early: as soon as so many trials have ended with one of these outcomes."""
+
+    passed: Number | None = None
+    failed: Number | None = None
+    error: Number | None = None
+
+    @model_validator(mode="after")
+    def _check_any(self) -> Self:
+        if not (self.passed or self.failed or self.error):
+            message = "needs at least one of passed, failed and error"
+            raise ValueError(message)
+        return self
+
+
+class AppendEnvelope(RequestSchema):
+    """Jobs to append that are not looked at yet."""
+
+    defaults: dict[str, Any] = Field(default={})
+    matrix: Matrix = Field(default={})
+    jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)]
+
+
 class BatchEnvelope(RequestSchema):
     """A batch whose jobs are not looked at yet: they are checked one by one after the defaults are merged in."""
 
@@ -40,9 +96,20 @@ class BatchEnvelope(RequestSchema):
     labels: Labels = Field(default={})
     priority: int = Field(default=0, ge=-100, le=100)
     concurrency: ConcurrencyRequest = ConcurrencyRequest()
+    open: bool = Field(default=False, description="More jobs may be appended, until it is closed.")
+    stop_when: StopWhenRequest | None = Field(
+        default=None, description="Ends the batch when so many trials have ended so."
+    )
+    matrix: Matrix = Field(
+        default={},
+        description="Each job is made once for each combination of values; `${matrix.NAME}` stands for one of them"
+        " in all strings of the job.",
+    )
     on_complete: OnCompleteRequest | None = None
     defaults: dict[str, Any] = Field(default={})
-    jobs: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_JOBS)]
+    jobs: Annotated[list[dict[str, Any]], Field(max_length=MAX_JOBS)] = Field(
+        description="At least one, unless the batch is open."
+    )
 
 
 class BatchRequest(BatchEnvelope):
@@ -52,7 +119,29 @@ class BatchRequest(BatchEnvelope):
     that names its own `from` replaces the default one.
     """
 
+    jobs: Annotated[list[JobRequestInBatch], Field(max_length=MAX_JOBS)] = Field(  # type: ignore[assignment] # the published form of the same field
+        description="At least one, unless the batch is open."
+    )
+
+
+class AppendRequest(AppendEnvelope):
+    """Jobs for an open batch. `defaults` is laid over those of the batch."""
+
     jobs: Annotated[list[JobRequestInBatch], Field(min_length=1, max_length=MAX_JOBS)]  # type: ignore[assignment] # the published form of the same field
+
+
+class RunAgainRequest(RequestSchema):
+    """Which finished trials to run again."""
+
+    outcomes: Annotated[list[OutcomeName], Field(min_length=1, max_length=5)] = Field(
+        default=["error", "cancelled"]
+    )
+
+
+class RegradeRequest(RequestSchema):
+    """How to grade finished trials again."""
+
+    verdict: VerdictRequest | None = Field(default=None, description="Default: each job's own.")
 
 
 class CancelRequest(RequestSchema):
@@ -75,6 +164,32 @@ class ConcurrencyView(ResponseSchema):
     per_label: dict[str, int]
 
 
+class PauseView(ResponseSchema):
+    """What a pause met."""
+
+    paused: int = Field(description="Trials that will not start until they are resumed.")
+    running: int = Field(description="Trials that run on.")
+
+
+class ResumeView(ResponseSchema):
+    """What a resume did."""
+
+    resumed: int = Field(description="Trials that were paused and may go on.")
+
+
+class RetryView(ResponseSchema):
+    """What a retry did."""
+
+    retried: int = Field(description="Trials that are run again, each as a new trial in its place.")
+
+
+class RegradeView(ResponseSchema):
+    """What a regrade will do; it is done by workers, one trial after the other."""
+
+    regrading: int = Field(description="Trials that will be graded again.")
+    not_gradable: int = Field(description="Finished trials of which nothing is stored that could be graded.")
+
+
 class CountsView(ResponseSchema):
     """Trials by where they are, and finished ones by how they ended. Absent names are zero."""
 
@@ -93,7 +208,10 @@ class BatchView(ResponseSchema):
     concurrency: ConcurrencyView
     state: Literal["running", "finished"]
     implicit: bool = Field(description="Made for a lone job.")
+    open: bool = Field(description="More jobs may be appended.")
+    paused: bool
     cancel_requested: bool
+    stopped: str | None = Field(description="The outcome by which `stop_when` ended it.")
     jobs: int = Field(description="How many jobs it has.")
     trials: CountsView
     created_at: datetime
@@ -109,6 +227,7 @@ class JobView(ResponseSchema):
     kind: str
     digest: str = Field(description="Of all that decides the result: equal digests are the same work.")
     labels: dict[str, str]
+    paused: bool
     trials: CountsView
     created_at: datetime
 

@@ -27,6 +27,7 @@ from services.jobspec import (
     JobSpec,
     JunitVerdict,
     LogVerdict,
+    Need,
     PatchStep,
     Resources,
     RetryBudget,
@@ -40,7 +41,7 @@ from services.jobspec import (
 )
 from services.webhook_events import WebhookEvent
 
-__all__ = ["resolve_step", "to_batch_webhook", "to_spec", "to_wire"]
+__all__ = ["resolve_step", "to_batch_webhook", "to_spec", "to_verdict", "to_wire", "verdict_to_wire"]
 
 MIB = 1 << 20
 
@@ -73,8 +74,9 @@ def to_spec(job: JobRequest, *, priority: int, files: dict[str, bytes]) -> JobSp
         steps=tuple(_to_step(step) for step in job.steps),
         timeouts=Timeouts(**job.timeouts.model_dump()),
         artifacts=tuple(ArtifactRule(rule.path, rule.max_bytes, rule.when) for rule in job.artifacts),
-        verdict=_to_verdict(job.verdict),
-        trials=TrialPlan(job.trials.count, job.trials.seed),
+        verdict=to_verdict(job.verdict),
+        trials=TrialPlan(job.trials.count, job.trials.seed, job.trials.stop),
+        needs=tuple(Need(need.job, need.outcome) for need in job.needs),
         retry=_to_retry(job.retry),
     )
 
@@ -131,7 +133,8 @@ def _to_step(step: StepRequest) -> Step:
     )
 
 
-def _to_verdict(verdict: VerdictRequest) -> Verdict:
+def to_verdict(verdict: VerdictRequest) -> Verdict:
+    """Make the value of a checked verdict."""
     match verdict:
         case ExitCodeRequest():
             return ExitCodeVerdict(step=verdict.step, pass_codes=tuple(verdict.pass_codes))
@@ -212,8 +215,9 @@ def to_wire(spec: JobSpec) -> dict[str, Any]:
             "grace": spec.timeouts.grace,
         },
         "artifacts": [{"path": r.path, "max_bytes": r.max_bytes, "when": r.when} for r in spec.artifacts],
-        "verdict": _verdict_to_wire(spec.verdict),
-        "trials": {"count": spec.trials.count, "seed": spec.trials.seed},
+        "verdict": verdict_to_wire(spec.verdict),
+        "trials": {"count": spec.trials.count, "seed": spec.trials.seed, "stop": spec.trials.stop},
+        "needs": [{"job": need.job, "outcome": need.outcome} for need in spec.needs],
         "retry": {
             "infra": {
                 "max": retry.infra_max,
@@ -271,7 +275,8 @@ def _step_to_wire(step: Step) -> dict[str, Any]:
     }
 
 
-def _verdict_to_wire(verdict: Verdict) -> dict[str, Any]:
+def verdict_to_wire(verdict: Verdict) -> dict[str, Any]:
+    """Write a verdict as a client would send it."""
     match verdict:
         case ExitCodeVerdict():
             return {"from": "exit_code", "step": verdict.step, "pass": list(verdict.pass_codes)}

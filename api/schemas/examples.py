@@ -2,13 +2,25 @@
 
 from typing import Any
 
-__all__ = ["BATCH_EXAMPLE", "JOB_EXAMPLE", "SCHEDULE_EXAMPLE"]
+__all__ = ["APPEND_EXAMPLE", "BATCH_EXAMPLE", "JOB_EXAMPLE", "SCHEDULE_EXAMPLE"]
 
 JOB_EXAMPLE: dict[str, Any] = {
     "image": "host",
     "inputs": [{"path": "/workspace/main.py", "text": "print(6 * 7)\n"}],
     "steps": [{"name": "run", "run": 'test "$(python3 main.py)" = 42', "timeout": 10}],
     "verdict": {"from": "exit_code"},
+}
+
+APPEND_EXAMPLE: dict[str, Any] = {
+    "matrix": {"python": ["python3", "python3.11"]},
+    "jobs": [
+        {
+            "key": "prompt-2",
+            "image": "host",
+            "steps": [{"name": "run", "argv": ["${matrix.python}", "-c", "print(1)"]}],
+            "trials": {"count": 16, "stop": "first_pass"},
+        }
+    ],
 }
 
 BATCH_EXAMPLE: dict[str, Any] = {

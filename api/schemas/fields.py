@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 __all__ = [
     "HEX_DIGEST_PATTERN",
+    "MATRIX_NAME",
     "PATTERN_WORDS",
     "PRINTABLE_PATTERN",
     "ArgText",
@@ -32,6 +33,7 @@ __all__ = [
     "TestId",
     "Title",
     "WorkPath",
+    "one_line",
 ]
 
 MAX_TEXT = 1 << 20
@@ -60,7 +62,8 @@ def _no_nul(text: str) -> str:
     return text
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Refuse control characters."""
     if _CONTROL.search(text):
         message = "must not contain control characters"
         raise ValueError(message)
@@ -68,7 +71,7 @@ def _one_line(text: str) -> str:
 
 
 def _check_absolute(path: str) -> str:
-    _one_line(path)
+    one_line(path)
     if not path.startswith("/"):
         message = "must be an absolute path"
     elif ".." in path.split("/"):
@@ -127,6 +130,7 @@ _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _QUEUE_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$"
 _TENANT_NAME = r"^[A-Za-z0-9._-]{1,100}$"
+MATRIX_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,39}$"
 HEX_DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 PRINTABLE_PATTERN = r"^[\x21-\x7e]+$"
 
@@ -143,12 +147,13 @@ PATTERN_WORDS = {
     _QUEUE_NAME: "must be a queue name: a-z or a digit, then at most 62 of a-z 0-9 . _ -",
     _LABEL_NAME: "must be a label name: a letter or digit, then at most 62 of A-Z a-z 0-9 . _ / -",
     _TENANT_NAME: "must be 1 to 100 letters, digits, '.', '_' and '-'",
+    MATRIX_NAME: "must be a name: a letter or _, then at most 39 letters, digits, _ and -",
     HEX_DIGEST_PATTERN: "must be 64 lowercase hex digits",
     PRINTABLE_PATTERN: "must be printable ASCII without blanks",
 }
 """What is said about text that does not match: nobody should have to read an expression."""
 
-Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_line)]
+Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(one_line)]
 JobKey = Annotated[str, Field(pattern=_JOB_KEY)]
 StepName = Annotated[str, Field(pattern=_STEP_NAME)]
 StepRef = StepName
@@ -173,7 +178,7 @@ ArtifactPath = Annotated[FilePath, AfterValidator(_check_glob)]
 EnvName = Annotated[str, Field(pattern=_ENV_NAME), AfterValidator(_check_not_ours)]
 EnvMap = Annotated[dict[EnvName, ArgText], Field(max_length=256)]
 LabelName = Annotated[str, Field(pattern=_LABEL_NAME)]
-LabelValue = Annotated[str, Field(max_length=255), AfterValidator(_one_line)]
+LabelValue = Annotated[str, Field(max_length=255), AfterValidator(one_line)]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=64)]
 NodeLabels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
 LabelCaps = Annotated[dict[LabelName, Annotated[int, Field(ge=1, le=100_000)]], Field(max_length=8)]

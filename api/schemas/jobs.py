@@ -256,8 +256,22 @@ VerdictRequest = Annotated[
 class TrialsRequest(RequestSchema):
     """How many samples. Sample i finds TRIAL_INDEX = i and TRIAL_SEED = seed + i in its environment."""
 
-    count: int = Field(default=1, ge=1, le=1000)
+    count: int = Field(default=1, ge=1, le=100_000)
     seed: int | None = Field(default=None, ge=0, le=1 << 62)
+    stop: Literal["never", "first_pass", "first_fail"] = Field(
+        default="never",
+        description="Which outcome of one trial ends the others. Other than `never`, the report is biased.",
+    )
+
+
+class NeedRequest(RequestSchema):
+    """Another job of the batch that has to end before this one may start."""
+
+    job: JobKey = Field(description="Its key. With a matrix, the key without suffix means the same values.")
+    outcome: Literal["passed", "failed", "finished"] = Field(
+        default="passed",
+        description="How it has to end; `finished` is any end. If it cannot any more, this job is skipped.",
+    )
 
 
 def _to_list(value: Any) -> Any:
@@ -447,6 +461,7 @@ class JobRequest(RequestSchema):
     artifacts: Annotated[list[ArtifactRequest], Field(max_length=100)] = Field(default=[])
     verdict: VerdictRequest = ExitCodeRequest.model_validate({"from": "exit_code"})
     trials: TrialsRequest = TrialsRequest()
+    needs: Annotated[list[NeedRequest], Field(max_length=100)] = Field(default=[])
     retry: RetryRequest = RetryRequest()
 
 

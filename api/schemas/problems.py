@@ -13,8 +13,7 @@ __all__ = ["MAX_FIELD_CHARS", "describe", "to_field", "to_problem"]
 MAX_FIELD_CHARS = 200
 
 NOT_YET = frozenset({
-    "build", "dedupe", "fresh", "matrix", "needs", "on_timeout",
-    "open", "secrets", "snapshot", "stdin", "stop", "user", "verify",
+    "build", "dedupe", "fresh", "on_timeout", "secrets", "snapshot", "stdin", "user", "verify",
 })  # fmt: skip
 """Fields of the job model that this release does not have: told apart from a slip of the pen."""
 

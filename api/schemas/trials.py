@@ -12,6 +12,7 @@ __all__ = [
     "ArtifactView",
     "AttemptView",
     "FailureView",
+    "GradeView",
     "OutcomeName",
     "TrialDetailView",
     "TrialStateName",
@@ -113,6 +114,19 @@ class AttemptView(ResponseSchema):
     finished_at: datetime | None
 
 
+class GradeView(ResponseSchema):
+    """A later grade, oldest first: the wish until `graded_at`, then what came of it."""
+
+    number: int | None = Field(description="The `grade_no` it gave the trial; null if it changed nothing.")
+    old_outcome: OutcomeName | None
+    outcome: OutcomeName | None
+    failure: FailureView | None
+    tests: TestsView | None
+    verdict: dict[str, Any] | None = Field(description="Null: the job's own.")
+    requested_at: datetime
+    graded_at: datetime | None
+
+
 class TrialView(ResponseSchema):
     """One sample of a job."""
 
@@ -132,7 +146,12 @@ class TrialView(ResponseSchema):
     rewards: dict[str, float] | None
     priority: int
     runtime: str | None
+    paused: bool = Field(description="It does not start, whatever it waits for; if it runs, it goes on.")
     cancel_requested: bool
+    cancel_reason: str | None = Field(description="cancelled on request, or the rule that ended it.")
+    retry_of: UUID | None = Field(description="The trial in whose place this one counts.")
+    superseded_by: UUID | None = Field(description="The retry that counts in this one's place.")
+    grade_no: int = Field(description="How often it was graded again.")
     attempts_used: int
     infra_losses: int
     task_retries: int
@@ -143,9 +162,10 @@ class TrialView(ResponseSchema):
 
 
 class TrialDetailView(TrialView):
-    """One sample with all its attempts, oldest first. The last one's result is the trial's."""
+    """One sample with all its attempts, oldest first. The last one's result, or its last grade, is the trial's."""
 
     attempts: list[AttemptView]
+    grades: list[GradeView]
 
 
 class ArtifactView(ResponseSchema):

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from repositories.batches import BatchRepository
+from services.batch_verbs import BatchVerbService
 from tests.support.queue import QueueWorld
 
 
@@ -197,8 +197,8 @@ def test_cancel_locks_trials_by_id_as_dispatch_does(world: QueueWorld):
 
     def cancel() -> int:
         with world.engine.begin() as connection:
-            repository = BatchRepository(connection, tenant)
-            return len(repository.cancel(row["batch_id"], mode="graceful", failure={}))
+            verbs = BatchVerbService(connection, tenant)
+            return verbs.cancel(verbs.batch(row["batch_id"]), mode="graceful").cancelled
 
     lock = "SELECT 1 FROM trials WHERE id = %(id)s FOR UPDATE"
     with ThreadPoolExecutor(1) as pool, world.engine.connect() as dispatch:

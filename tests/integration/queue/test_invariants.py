@@ -74,6 +74,11 @@ PLANTS = {
     "trials_miscounted": "UPDATE jobs SET tail_count = 1, trial_count = trial_count + 2",
     "jobs_miscounted": f"""
         UPDATE batches SET trial_count = 7 WHERE id = (SELECT batch_id FROM trials WHERE id = {QUEUED})""",
+    "batch_progress_wrong": "UPDATE batch_inbox SET is_counted = false",
+    "job_progress_wrong": "UPDATE batch_inbox SET job_id = gen_random_uuid()",
+    "unmet_needs_wrong": """
+        INSERT INTO job_needs (job_id, needs_job_id, outcome)
+        SELECT a.id, b.id, 'passed' FROM jobs a, jobs b WHERE a.id < b.id LIMIT 1""",
     "dead_letter_missing": f"""
         UPDATE trials SET outcome = 'error', failure = '{{"class": "infra", "code": "node_lost"}}' WHERE id = {DONE}""",
     "trial_not_as_told": f"UPDATE trials SET state = 'blocked' WHERE id = {QUEUED}",

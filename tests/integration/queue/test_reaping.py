@@ -129,17 +129,6 @@ def test_total_deadline_ends_a_waiting_trial(world: QueueWorld, reaper):
     assert world.trial(trial)["failure"]["code"] == "total_timeout"
 
 
-def test_batch_closes_with_its_last_trial(world: QueueWorld, reaper):
-    seat, _, claimed = start_one(world)
-    reaper.sweep()
-    assert world.execute("SELECT state FROM batches")[0]["state"] == "running"
-    seat.finish(claimed)
-    reaper.sweep()
-    (row,) = world.execute("SELECT state, finished_at FROM batches")
-    assert row["state"] == "finished"
-    assert row["finished_at"] is not None
-
-
 def test_expired_idempotency_keys_are_deleted_and_others_kept(world: QueueWorld, reaper):
     tenant = world.tenant()
     for key, when in (("old", "yesterday"), ("new", "tomorrow")):

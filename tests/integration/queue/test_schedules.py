@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from core.blobstore import BlobStore
-from services.batches import BatchService, NewBatch
-from services.reaping import Reaper
+from services.batches import BatchService, NewBatch, NewJobs
 from services.schedule_firing import ScheduleFirer
 from services.schedules import NewSchedule, ScheduleService
 from tests.support.queue import QueueWorld, make_spec
 
 STORE = BlobStore(Path("never-written"))
-BATCH = NewBatch(name="nightly", labels={}, priority=0, implicit=False, jobs=(make_spec(),))
+BATCH = NewBatch(name="nightly", labels={}, priority=0, implicit=False, jobs=NewJobs.of(make_spec()))
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_overlap_is_skipped_until_the_batch_before_has_ended(world, firer):
     world.execute(
         "UPDATE trials SET state = 'finished', outcome = 'cancelled', finished_at = now() WHERE state = 'queued'"
     )
-    Reaper(world.engine, lease_grace_seconds=5.0).sweep()
+    world.end_batches()
     world.execute("UPDATE schedules SET next_fire_at = %(at)s", at=moment)
     assert firer.tick() == 1
 

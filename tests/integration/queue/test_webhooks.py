@@ -9,7 +9,6 @@ from psycopg.types.json import Jsonb
 from core.ids import new_id
 from core.outbound import AddressGuard, parse_url
 from core.sealing import SecretBox
-from services.reaping import Reaper
 from services.webhook_delivery import WebhookPolicy, WebhookSender
 from services.webhook_events import WebhookEvent
 from services.webhooks import NewWebhook, WebhookService
@@ -68,16 +67,12 @@ def settle(world: QueueWorld, sender: WebhookSender) -> None:
     wait_until(lambda: not sender._in_flight)
 
 
-def sweep(world: QueueWorld) -> None:
-    Reaper(world.engine, lease_grace_seconds=5.0).sweep()
-
-
 def test_end_of_a_trial_and_of_its_batch_arrive_signed(world, make_sender):
     tenant = world.tenant()
     with Receiver() as receiver:
         made = add_webhook(world, tenant, receiver.url())
         trial = finish(world, tenant, rewards='{"reward": 1.0}')[0]
-        sweep(world)
+        world.end_batches()
         settle(world, make_sender(public_url="https://mill.example.org"))
         by_type = {m.verify(made.secret)["type"]: m for m in receiver.wait(2)}
         data = by_type["trial.finished"].verify(made.secret)["data"]
@@ -119,7 +114,7 @@ def test_only_who_asked_for_it_hears_of_it(world):
     add_webhook(world, other, "http://127.0.0.1:9/")
     finish(world, mine)
     assert deliveries(world) == []
-    sweep(world)
+    world.end_batches()
     assert [(row["tenant_id"], row["event"]) for row in deliveries(world)] == [(mine, "batch.finished")]
 
 

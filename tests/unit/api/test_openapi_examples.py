@@ -8,9 +8,19 @@ from pydantic import TypeAdapter
 from api.openapi_examples import EXAMPLES
 from api.routes.health import HealthView, VersionView
 from api.schemas.admin import AdminEventView, KeyView, LeaderView, NewKeyView, NodeView, QueueView, TenantView
-from api.schemas.batches import BatchView, CancelView, JobDetail, JobView
+from api.schemas.batches import (
+    BatchView,
+    CancelView,
+    JobDetail,
+    JobView,
+    PauseView,
+    RegradeView,
+    ResumeView,
+    RetryView,
+)
 from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
+from api.schemas.events import EventPageView
 from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
 from api.schemas.schedules import FireView, ScheduleView
@@ -26,6 +36,11 @@ MODELS = {
     "CancelView": CancelView,
     "DeadLetterView": DeadLetterView,
     "ErrorView": ErrorView,
+    "EventPageView": EventPageView,
+    "PauseView": PauseView,
+    "RegradeView": RegradeView,
+    "ResumeView": ResumeView,
+    "RetryView": RetryView,
     "HealthView": HealthView,
     "JobDetail": JobDetail,
     "KeyView": KeyView,

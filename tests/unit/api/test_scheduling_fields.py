@@ -49,6 +49,6 @@ def test_bad_cap_of_a_batch_is_named(concurrency, field):
 
 def test_whose_turn_it_is_does_not_change_what_a_job_is():
     """Equal digests are the same work."""
-    (plain,) = CHECKER.check_job(JOB).jobs
-    (other,) = CHECKER.check_job({**JOB, "queue": "evals", "preemptible": True, "priority": 9}).jobs
+    (plain,) = CHECKER.check_job(JOB).jobs.specs
+    (other,) = CHECKER.check_job({**JOB, "queue": "evals", "preemptible": True, "priority": 9}).jobs.specs
     assert plain.digest == other.digest

@@ -54,7 +54,7 @@ FULL = Job(
     timeouts=Timeouts(queue=1, start=2, run=2.5, idle=1.5, total=3, grace=4),
     artifacts=[Artifact("/logs/**", max_bytes=10, when="failed")],
     verdict=LogVerdict("unittest", "verify", ["t.A.b"], ("t.A.c",)),
-    trials=Trials(4, seed=9),
+    trials=Trials(4, seed=9, stop="first_pass"),
     retry=Retry(
         infra=1,
         task=2,
@@ -74,7 +74,7 @@ FULL = Job(
 
 
 def check(job: Job) -> Any:
-    return CHECKER.check_batch({"jobs": [job.to_json()]}).jobs[0]
+    return CHECKER.check_batch({"jobs": [job.to_json()]}).jobs.specs[0]
 
 
 def test_every_field_reaches_the_server() -> None:
@@ -96,7 +96,7 @@ def test_every_field_reaches_the_server() -> None:
     )  # fmt: skip
     assert (list(verify["argv"]), verify["role"]) == (["python3", "-V"], "verify")
     assert spec["timeouts"] == {"queue": 1, "start": 2, "run": 2.5, "idle": 1.5, "total": 3, "grace": 4}
-    assert spec["trials"] == {"count": 4, "seed": 9}
+    assert spec["trials"] == {"count": 4, "seed": 9, "stop": "first_pass"}
     rules = spec["retry"].pop("rules")
     assert [(rule["retry"], list(rule["codes"]), list(rule["classes"])) for rule in rules] == [
         (False, ["oom_limit"], []), (True, [], ["task"]), (True, [], []),
@@ -115,12 +115,12 @@ def test_every_field_reaches_the_server() -> None:
 def test_caps_of_a_batch_reach_the_server() -> None:
     caps = Concurrency(max=64, per_label={"repo": 8})
     batch = CHECKER.check_batch({"concurrency": caps.to_json(), "jobs": [FULL.to_json()]})
-    assert (batch.max_running, batch.max_per_label) == (64, {"repo": 8})
+    assert (batch.caps.max_running, batch.caps.max_per_label) == (64, {"repo": 8})
 
 
 def test_bytes_arrive_as_they_are() -> None:
     batch = CHECKER.check_batch({"jobs": [FULL.to_json()]})
-    assert b"\xff\x00" in batch.files.values()
+    assert b"\xff\x00" in batch.jobs.files.values()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_is_left_out_is_left_to_the_server() -> None:
 def test_job_overrides_the_defaults() -> None:
     defaults = JobDefaults(image="host", steps=[Step("run", "true")], env={"A": "1", "B": "1"})
     body = {"defaults": defaults.to_json(), "jobs": [Job(key="k", env={"B": "2"}).to_json()]}
-    assert CHECKER.check_batch(body).jobs[0].env == {"A": "1", "B": "2"}
+    assert CHECKER.check_batch(body).jobs.specs[0].env == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ __all__ = [
     "JobDefaults",
     "JunitVerdict",
     "LogVerdict",
+    "Need",
     "PatchStep",
     "Placement",
     "Resources",
@@ -241,10 +242,22 @@ Verdict = ExitCodeVerdict | RewardVerdict | JunitVerdict | LogVerdict
 
 @dataclass(frozen=True, slots=True)
 class Trials(_Wire):
-    """How many samples. Sample i finds TRIAL_INDEX = i and TRIAL_SEED = seed + i in its environment."""
+    """How many samples. Sample i finds TRIAL_INDEX = i and TRIAL_SEED = seed + i in its environment.
+
+    stop: which outcome of one trial ends the others; the report is biased then.
+    """
 
     count: int = 1
     seed: int | None = None
+    stop: Literal["never", "first_pass", "first_fail"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need(_Wire):
+    """Another job of the batch, by key, that has to end before this one may start; outcome: how (default: passed)."""
+
+    job: str
+    outcome: Literal["passed", "failed", "finished"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +371,7 @@ class JobDefaults(_Wire):
     artifacts: Sequence[Artifact] | None = None
     verdict: Verdict | None = None
     trials: Trials | None = None
+    needs: Sequence[Need] | None = None
     retry: Retry | None = None
 
 

@@ -14,6 +14,7 @@ def make_trial(*, state="queued", runtime="docker", cpu=2000, memory=2 << 30):
     return TrialRow(
         id=new_id(), batch_id=new_id(), job_id=new_id(), job_key="job", labels={}, index=0, seed=None,
         state=state, state_reason=None, outcome=None, failure=None, rewards=None, desired="run", priority=0,
+        cancel_reason=None, is_paused=False, retry_of=None, superseded_by=None, grade_no=0, replay_of=None,
         attempts_used=0, infra_losses=0, task_retries=0, runtime=runtime, cpu_millicores=cpu, memory_bytes=memory,
         created_at=NOW, queued_at=NOW, started_at=None, finished_at=None,
     )  # fmt: skip
