@@ -120,6 +120,33 @@ class Settings(BaseSettings):
         default=7.0, ge=0.1, description="A blob that nothing uses is kept so long after it was last sent."
     )
 
+    # A minute lets what is small go first as long as that costs the large nothing that matters.
+    hold_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="So long smaller trials may slip past one that waits for room or for its tenant's quota.",
+    )
+    avoid_node_seconds: float = Field(
+        default=30.0, ge=0, description="So long a retry waits for another node than the one that failed it."
+    )
+    usage_weight: float = Field(
+        default=0.2, ge=0, le=10, description="How much a tenant's past use counts against its present one."
+    )
+    usage_half_life_seconds: float = Field(
+        default=600.0, gt=0, description="After so long, past use counts half."
+    )
+    newcomer_reserve: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.9,
+        description="Part of all slots kept free for tenants that run nothing, while one runs; its square for two.",
+    )
+    preempt_after_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="So long a trial of a tenant below its guaranteed share waits for room.",
+    )
+
     # 60 s outlives a database failover; the worker stops its sandboxes 10 s before the lease lapses.
     lease_seconds: float = Field(
         default=60.0, gt=0, description="How long a worker that is not heard is believed alive."
@@ -165,6 +192,10 @@ class Settings(BaseSettings):
         gt=0,
         description="How often a worker rings for itself; after three bells that do not come back it starts anew.",
     )
+    worker_gpu: int = Field(default=0, ge=0, le=64, description="GPUs of this node that sandboxes may have.")
+    worker_labels: Annotated[dict[str, str], NoDecode] = Field(
+        default={}, description="Labels of this node, for jobs that ask for them: a JSON object of texts."
+    )
     log_cap_bytes: int = Field(
         default=16 << 20, ge=1 << 16, description="Kept output per attempt, head and tail."
     )
@@ -180,7 +211,7 @@ class Settings(BaseSettings):
             ipaddress.ip_network(text)
         return value
 
-    @field_validator("runtimes", "webhook_allowed_networks", mode="before")
+    @field_validator("runtimes", "webhook_allowed_networks", "worker_labels", mode="before")
     @classmethod
     def _read_list(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value

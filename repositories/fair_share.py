@@ -176,7 +176,7 @@ SELECT p.id, p.tenant_id, p.has_rate, p.runtime, p.cpu_millicores, p.memory_byte
        CASE WHEN p.fence = 0 OR j.spec #>> '{{retry,avoid_node}}' = 'false' THEN '{{}}'::uuid[] ELSE ARRAY(
          SELECT a.node_id FROM attempts a
          WHERE a.trial_id = p.id AND (a.state = 'lost' OR a.failure ->> 'class' = 'infra')
-           AND a.failure ->> 'code' IS DISTINCT FROM 'preempted') END AS avoided
+           AND coalesce(a.failure ->> 'code', '') NOT IN ('preempted', 'worker_shutdown')) END AS avoided
 FROM picked p JOIN jobs j ON j.id = p.job_id
 ORDER BY p.class DESC, p.tag, p.tenant_id, p.place
 """
@@ -191,11 +191,11 @@ WHERE l.is_old AND l.has_quota AND l.has_gpu_quota AND l.queue_room > 0 AND a.st
 ORDER BY a.class DESC, l.queued_at, l.seq LIMIT 100
 """
 
-# Tenants that hold less than they were promised, and what of theirs has waited longest.
+# What has waited for room of tenants with a guaranteed share; whether they hold less than that is for the caller.
 _WAITING = f"""
 WITH RECURSIVE {_HEADS}, {_TENANTS}
-SELECT a.tenant_id, a.guaranteed_share, a.cpu AS held_cpu, a.memory AS held_memory, a.gpu AS held_gpu,
-       l.runtime, l.cpu_millicores, l.memory_bytes, l.gpu, l.node_labels
+SELECT l.tenant_id, l.shape, l.runtime, l.cpu_millicores, l.memory_bytes, l.gpu, l.node_labels, l.has_room,
+       true AS is_next
 FROM looked_at l JOIN accounts a ON a.tenant_id = l.tenant_id
 WHERE a.guaranteed_share IS NOT NULL AND l.is_old AND l.has_quota AND l.has_gpu_quota AND l.queue_room > 0
   AND NOT l.has_room AND a.starts_left >= 1 AND {_IS_AHEAD.format("l")}
@@ -312,23 +312,26 @@ class FairShareRepository(SqlRepository):
 
     def starving(self, nodes: Sequence[NodeRoom], limits: PickLimits, *, start: int) -> list[Starving]:
         """Shapes whose first trial has waited for longer than `hold_seconds` though its quotas let it start."""
-        rows = self._rows(_STARVING, _parameters(nodes, limits, start))
-        return [
-            Starving(
-                row.pop("tenant_id"),
-                row.pop("shape"),
-                has_room=row.pop("has_room"),
-                is_next=row.pop("is_next"),
-                wanted=WaitingShape(**row),
-            )
-            for row in rows
-        ]
+        return _to_starving(self._rows(_STARVING, _parameters(nodes, limits, start)))
 
-    def waiting_below_guarantee(
+    def waiting_with_guarantee(
         self, nodes: Sequence[NodeRoom], limits: PickLimits, *, start: int
-    ) -> list[dict[str, Any]]:
-        """Shapes that have waited for room for so long, of tenants with a guaranteed share, with what these hold."""
-        return self._rows(_WAITING, _parameters(nodes, limits, start))
+    ) -> list[Starving]:
+        """The same, of tenants with a guaranteed share alone, and only what has no room now."""
+        return _to_starving(self._rows(_WAITING, _parameters(nodes, limits, start)))
+
+
+def _to_starving(rows: Sequence[dict[str, Any]]) -> list[Starving]:
+    return [
+        Starving(
+            row.pop("tenant_id"),
+            row.pop("shape"),
+            has_room=row.pop("has_room"),
+            is_next=row.pop("is_next"),
+            wanted=WaitingShape(**row),
+        )
+        for row in rows
+    ]
 
 
 def _parameters(nodes: Sequence[NodeRoom], limits: PickLimits, start: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """SQL that looks at nodes: which of them take work now, and how large they are."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from repositories.base import SqlRepository
 
@@ -14,7 +15,7 @@ n.cordoned_at IS NULL AND n.drained_at IS NULL AND EXISTS (
 """Condition on `nodes n`, and the only place that says it."""
 
 _CAPACITIES = f"""
-SELECT n.runtimes, n.cpu_millicores, n.memory_bytes FROM nodes n WHERE {TAKES_WORK}
+SELECT n.runtimes, n.cpu_millicores, n.memory_bytes, n.gpu, n.labels FROM nodes n WHERE {TAKES_WORK}
 """
 
 
@@ -25,6 +26,8 @@ class NodeCapacity:
     runtimes: frozenset[str]
     cpu_millicores: int
     memory_bytes: int
+    gpu: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeReadRepository(SqlRepository):

@@ -1,8 +1,10 @@
 """SQL of nodes and worker sessions: the leases."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
+
+from psycopg.types.json import Jsonb
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
@@ -12,10 +14,11 @@ __all__ = ["HeldAttempt", "SessionRepository"]
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
 _UPSERT_NODE = """
-INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots)
-VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s)
+INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots, gpu, labels)
+VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s, %(gpu)s, %(labels)s)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, runtimes = excluded.runtimes, slots = excluded.slots,
-  cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes
+  cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes, gpu = excluded.gpu,
+  labels = excluded.labels
 """
 
 # What the old session ran may still run, so that this one can take it over: for as long as the old lease would have
@@ -44,10 +47,12 @@ WHERE id = %(id)s AND ended_at IS NULL AND lease_until > clock_timestamp()
 """
 
 _HELD = f"""
-SELECT a.trial_id, a.fence, t.desired, t.cancel_mode
+SELECT a.trial_id, a.fence, CASE WHEN t.desired = 'run' THEN a.desired ELSE t.desired END AS desired, t.cancel_mode
 FROM attempts a JOIN trials t ON t.id = a.trial_id
 WHERE a.session_id = %(id)s AND a.{_LIVE}
 """
+
+_NOTE_IMAGES = "UPDATE nodes SET images = %(images)s WHERE id = %(node_id)s"
 
 _UNCLAIMED = """
 SELECT trial_id, fence FROM attempts
@@ -73,7 +78,7 @@ WHERE id = %(id)s AND ended_at IS NULL
 
 @dataclass(frozen=True, slots=True)
 class HeldAttempt:
-    """An attempt this session owns in the database's view, with the user's wish."""
+    """An attempt this session owns in the database's view. desired: the user's wish, else the scheduler's."""
 
     trial_id: UUID
     fence: int
@@ -98,6 +103,8 @@ class SessionRepository(SqlRepository):
         version: str,
         lease_seconds: float,
         boot_id: str | None = None,
+        gpu: int = 0,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Register the node, end whatever session it had, open this one.
 
@@ -113,6 +120,8 @@ class SessionRepository(SqlRepository):
                 "cpu": cpu_millicores,
                 "memory": memory_bytes,
                 "slots": slots,
+                "gpu": gpu,
+                "labels": Jsonb(dict(labels or {})),
             },
         )
         self._count(_SUPERSEDE, {"node_id": node_id, "boot_id": boot_id})
@@ -127,6 +136,10 @@ class SessionRepository(SqlRepository):
                 "lease": lease_seconds,
             },
         )
+
+    def note_images(self, node_id: UUID, images: Sequence[str]) -> None:
+        """Say what sandboxes of this node were made from lately: those images need not be fetched."""
+        self._count(_NOTE_IMAGES, {"node_id": node_id, "images": list(images)})
 
     def give_up_rest(self, node_id: UUID) -> None:
         """What earlier sessions of this node still hold is lost from now on; nothing of it runs any more."""

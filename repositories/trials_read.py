@@ -14,6 +14,7 @@ _COLUMNS = """
 t.id, t.batch_id, t.job_id, j.key AS job_key, j.labels, t.index, t.seed, t.state, t.state_reason, t.outcome,
 t.failure, t.rewards, t.desired, t.cancel_reason, t.is_paused, t.retry_of, t.superseded_by, t.grade_no,
 t.priority, t.attempts_used, t.infra_losses, t.task_retries, t.replay_of, t.runtime, t.cpu_millicores, t.memory_bytes,
+t.gpu, t.queue, t.node_labels, t.max_cpu_seconds, t.cap_labels IS NOT NULL AND NOT t.is_admitted AS is_before_gate,
 t.created_at, t.queued_at, t.started_at, t.finished_at
 """
 
@@ -93,6 +94,11 @@ class TrialRow:
     runtime: str | None
     cpu_millicores: int
     memory_bytes: int
+    gpu: int
+    queue: str
+    node_labels: dict[str, str]
+    max_cpu_seconds: float
+    is_before_gate: bool
     created_at: datetime
     queued_at: datetime
     started_at: datetime | None

@@ -19,7 +19,9 @@ from scheduler.side_loops import SideLoops
 from services.batch_progress import BatchProgressKeeper, ProgressTold
 from services.dispatch import Dispatcher, DispatchPolicy
 from services.fan_out import Materialiser
+from services.preemption import Preemptor
 from services.reaping import Reaper
+from services.tenant_accounts import TenantAccounts
 from services.wake import SCHEDULER_CHANNEL, Wake
 
 __all__ = ["Scheduler"]
@@ -47,8 +49,18 @@ class Scheduler:
             slots_per_tick=settings.dispatch_slots,
             rering_seconds=settings.rering_seconds,
             claim_timeout_seconds=settings.claim_timeout_seconds,
+            hold_seconds=settings.hold_seconds,
+            avoid_node_seconds=settings.avoid_node_seconds,
+            usage_weight=settings.usage_weight,
+            newcomer_reserve=settings.newcomer_reserve,
         )
         self._dispatcher = Dispatcher(self._engine, CeleryBellRinger(create_celery(redis_url)), policy)
+        self._accounts = TenantAccounts(self._engine, half_life_seconds=settings.usage_half_life_seconds)
+        self._preemptor = Preemptor(
+            self._engine,
+            Wake(Wake.connect(redis_url)).cancelled,
+            after_seconds=settings.preempt_after_seconds,
+        )
         self._reaper = Reaper(
             self._engine,
             lease_grace_seconds=settings.lease_grace_seconds,
@@ -84,6 +96,8 @@ class Scheduler:
             Loop("progress", self._progress.advance, interval_seconds=settings.tick_seconds, enabled=led),
             Loop("fan_out", self._fan_out, interval_seconds=settings.tick_seconds, enabled=led),
             Loop("force", self._force, interval_seconds=5.0, enabled=led),
+            Loop("preempt", self._preempt, interval_seconds=1.0, enabled=led),
+            Loop("account", self._account, interval_seconds=5.0, enabled=led),
             Loop("purge", self._purge, interval_seconds=60.0, enabled=led),
         ]
 
@@ -127,6 +141,14 @@ class Scheduler:
         settled = since is not None and time.monotonic() - since > self._settings.lease_seconds
         if self._reaper.reap(lapsed_sessions=settled):
             self._dispatch_loop.wake()
+        return False
+
+    def _preempt(self) -> bool:
+        self._preemptor.run()
+        return False
+
+    def _account(self) -> bool:
+        self._accounts.roll()
         return False
 
     def _sweep(self) -> bool:

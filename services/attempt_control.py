@@ -21,17 +21,20 @@ class StopReason(StrEnum):
     CANCEL = "cancel"
     FORCE_CANCEL = "force_cancel"
     SHUTDOWN = "shutdown"
+    PREEMPT = "preempt"
     DEADLINE = "deadline"
     DISOWNED = "disowned"
 
 
-# A stopping worker does not turn a cancel into a retry, and a graceful cancel does not soften a forced one.
+# Neither a stopping worker nor a preemption turns a cancel into a retry, and a graceful cancel does not soften a
+# forced one.
 _STRENGTH = {
     StopReason.SHUTDOWN: 0,
-    StopReason.CANCEL: 1,
-    StopReason.DEADLINE: 2,
-    StopReason.FORCE_CANCEL: 3,
-    StopReason.DISOWNED: 4,
+    StopReason.PREEMPT: 1,
+    StopReason.CANCEL: 2,
+    StopReason.DEADLINE: 3,
+    StopReason.FORCE_CANCEL: 4,
+    StopReason.DISOWNED: 5,
 }
 _KILLING = frozenset({StopReason.FORCE_CANCEL, StopReason.DEADLINE, StopReason.DISOWNED})
 

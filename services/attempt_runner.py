@@ -47,6 +47,7 @@ from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
 from services.outcomes import CANCELLED, Failure, Grade, Outcome, StepResult
 from services.retries import RetryDecision, TriesUsed, decide_retry
+from services.seen_images import SeenImages
 from services.verdicts import grade, should_continue
 
 __all__ = ["AttemptRunner", "WorkerParts"]
@@ -58,6 +59,9 @@ Result = TypeVar("Result")
 _KILL_MARGIN_SECONDS = 10.0
 """Steps end by execd's hand, then at a deadline of their own; so long after that the attempt's own one comes."""
 
+_PREEMPTED = Failure(
+    FailureClass.INFRA, "preempted", "stopped to make room, or because its node is drained", retryable=True
+)
 _SHUTDOWN = Failure(FailureClass.INFRA, "worker_shutdown", "the worker was stopped", retryable=True)
 
 
@@ -84,6 +88,7 @@ class WorkerParts:
     node_id: UUID
     log_cap_bytes: int
     rng: Random = field(default_factory=Random)
+    images: SeenImages = field(default_factory=SeenImages)
 
 
 class AttemptRunner:
@@ -277,6 +282,8 @@ class _Run:
         match self._control.reason:
             case StopReason.SHUTDOWN:
                 return _no_verdict(_SHUTDOWN)
+            case StopReason.PREEMPT:
+                return _no_verdict(_PREEMPTED)
             case StopReason.DEADLINE:
                 return _no_verdict(self._killed_at_deadline())
             case _:
@@ -316,6 +323,7 @@ class _Run:
             )
         try:
             failpoint("worker.after_create")
+            self._parts.images.note(self._spec.image)
             self._control.arm(lambda: runtime.remove(handle))
             self._enter_phase(_Phase.START)
             return self._run_steps(runtime, handle)

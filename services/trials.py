@@ -11,6 +11,7 @@ from core.errors import NotFoundError
 from repositories.artifacts import ArtifactReadRepository, ArtifactRow
 from repositories.batches import BatchRepository
 from repositories.nodes import NodeReadRepository
+from repositories.quotas import QuotaRepository
 from repositories.regrades import GradeRow, RegradeRepository
 from repositories.trials_read import AttemptRow, TrialFilter, TrialReadRepository, TrialRow
 from services.waiting import reason_to_wait
@@ -39,6 +40,8 @@ class TrialService:
         self._regrades = RegradeRepository(connection, tenant_id)
         self._artifacts = ArtifactReadRepository(connection, tenant_id)
         self._nodes = NodeReadRepository(connection)
+        self._quotas = QuotaRepository(connection)
+        self._tenant_id = tenant_id
 
     def get(self, trial_id: UUID) -> TrialDetails:
         """Look one up; a queued one says why it waits. Raises NotFoundError."""
@@ -87,11 +90,15 @@ class TrialService:
         return StoredBlob(row.digest, row.size_bytes)
 
     def _explain(self, rows: list[TrialRow]) -> list[TrialRow]:
-        """Replace the reason of queued trials that no node can take."""
+        """Say of queued trials why they wait, where it is not merely for their turn."""
         if not any(row.state == "queued" for row in rows):
             return rows
         nodes = self._nodes.capacities()
-        return [replace(row, state_reason=reason_to_wait(row, nodes) or row.state_reason) for row in rows]
+        standing, stopped = self._quotas.standing(self._tenant_id), self._quotas.stopped_queues()
+        return [
+            replace(row, state_reason=reason_to_wait(row, nodes, standing, stopped) or row.state_reason)
+            for row in rows
+        ]
 
     def _require(self, trial_id: UUID) -> TrialRow:
         row = self._trials.find(trial_id)

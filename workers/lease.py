@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
@@ -45,6 +45,8 @@ class NodeDescription:
     slots: int
     pid: int
     version: str
+    gpu: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class LeaseKeeper:
@@ -118,6 +120,8 @@ class LeaseKeeper:
                 pid=node.pid,
                 version=node.version,
                 lease_seconds=self._times.lease,
+                gpu=node.gpu,
+                labels=node.labels,
             )
         self.session_id = session_id
         self._good_until = asked + self._times.lease - self._times.margin
@@ -170,6 +174,8 @@ class LeaseKeeper:
             elif attempt.desired == "cancel":
                 force = attempt.cancel_mode == "force"
                 control.request(StopReason.FORCE_CANCEL if force else StopReason.CANCEL)
+            elif attempt.desired == "preempt":
+                control.request(StopReason.PREEMPT)
         for key, control in running.items():
             if key in ours and key not in listed:
                 log.warning("attempt_not_ours", trial_id=str(key[0]), fence=key[1])

@@ -29,6 +29,7 @@ from services.attempt_control import StopReason
 from services.attempt_runner import AttemptRunner, WorkerParts
 from services.log_pump import LogWriter
 from services.regrades import Regrader
+from services.seen_images import SeenImages
 from services.wake import CANCEL_CHANNEL, Wake
 from workers.identity import NodeIdentity
 from workers.lease import LeaseKeeper, LeaseTimes, NodeDescription
@@ -61,12 +62,13 @@ class NodeWorker:
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
         self._wake = Wake(Wake.connect(redis_url))
         self._registry = AttemptRegistry()
+        self._images = SeenImages()
         self._lease = LeaseKeeper(
             create_database_engine(database_url, actor=actor, pool_size=1, statement_timeout_seconds=3.0),
             _describe(settings, identity.id, runtimes),
             self._registry,
             LeaseTimes(settings.lease_seconds, settings.lease_margin_seconds, settings.heartbeat_seconds),
-            on_beat=self._take_unrung,
+            on_beat=self._after_beat,
         )
         self._blobs = BlobStore(settings.home_path / "blobs")
         self._logs = LogWriter(self._engine, self._publish)
@@ -78,6 +80,7 @@ class NodeWorker:
                 logs=self._logs,
                 node_id=identity.id,
                 log_cap_bytes=settings.log_cap_bytes,
+                images=self._images,
             )
         )
         self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
@@ -241,6 +244,18 @@ class NodeWorker:
         except (redis.RedisError, OSError) as error:
             log.debug("messages_not_published", error=str(error))
 
+    def _after_beat(self) -> None:
+        self._tell_images()
+        self._take_unrung()
+
+    def _tell_images(self) -> None:
+        """Tell the scheduler which images are at hand here, if they are others than before."""
+        images = self._images.untold()
+        if images is not None:
+            with self._statements.connect() as connection:
+                SessionRepository(connection).note_images(self.node_id, images)
+            self._images.told(images)
+
     def _take_unrung(self) -> None:
         """Run what waits for this node though its bell was rung more than once.
 
@@ -302,6 +317,8 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         cpu_millicores=cpu,
         memory_bytes=memory,
         slots=settings.worker_slots,
+        gpu=settings.worker_gpu,
+        labels=settings.worker_labels,
         pid=os.getpid(),
         version=_version(),
     )

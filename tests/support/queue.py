@@ -54,8 +54,9 @@ class QueueWorld:
 
     def tenant(self, name: str = "acme", **columns: Any) -> int:
         row = self.execute("INSERT INTO tenants (name) VALUES (%(name)s) RETURNING id", name=name)[0]
-        for column, value in columns.items():
-            self.execute(f"UPDATE tenants SET {column} = %(v)s WHERE id = %(id)s", v=value, id=row["id"])
+        if columns:
+            changes = ", ".join(f"{column} = %({column})s" for column in columns)
+            self.execute(f"UPDATE tenants SET {changes} WHERE id = %(id)s", id=row["id"], **columns)
         return row["id"]
 
     def trials(
