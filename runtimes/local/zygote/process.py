@@ -39,6 +39,10 @@ _PAUSE_MS: Final = 8
 """Of silence before a fork is made ahead, while no sandbox is on its way: an order that comes meanwhile, or one that
 waits for its ids, would have to wait for it; and its copying of memory takes processor time from those that start."""
 
+_LONG_PAUSE_MS: Final = 50
+"""The same while there are plenty: the second sandbox of a fork is ordered some ten milliseconds after the first."""
+
+_PLENTY: Final = _SPARE_FORKS // 2
 _PAUSE_AFTER_FAILURE_MS: Final = 1_000
 _REHEARSAL_SECONDS: Final = 10.0
 _TRIALS: Final = 8
@@ -148,9 +152,10 @@ class _Zygote:
             self._accept()
 
     def serve(self) -> None:
-        pause = _PAUSE_MS
+        has_room = True
         while self._clients or (self._listener is not None and self._running):
             is_short = len(self._spares) < _SPARE_FORKS and not self._starting
+            pause = self._pause() if has_room else _PAUSE_AFTER_FAILURE_MS
             ready = {number for number, _ in self._poller.poll(pause if is_short else None)}
             # Taken now: what is closed and opened below may have the same numbers.
             clients = ready & self._clients.keys()
@@ -167,7 +172,10 @@ class _Zygote:
             for number in clients:
                 self._serve_client(number)
             if not ready and is_short:
-                pause = _PAUSE_MS if self._make_spare() else _PAUSE_AFTER_FAILURE_MS
+                has_room = self._make_spare()
+
+    def _pause(self) -> int:
+        return _PAUSE_MS if len(self._spares) < _PLENTY else _LONG_PAUSE_MS
 
     def rehearse(self, encoded: bytes) -> int:
         """Start a sandbox, as for an order that comes when there is a fork made ahead; give its number when it answers.
