@@ -25,9 +25,6 @@ PAGE = 5_000
 WINDOW = 10_000
 """Unfinished trials with a row that a batch has at most by this: more than run before the next page comes."""
 
-_SMALLEST_PAGE = 1_000
-"""A batch that is full to the window waits until so many have room, rather than making a few in every tick."""
-
 _BATCHES = 50
 _JOBS = 1_000
 _FIRST_ID = UUID(int=0)
@@ -82,9 +79,12 @@ class Materialiser:
         return repository.make(pages, ids, TAIL_FAILURES)
 
     def _plan(self, tails: Sequence[Tail], room: int) -> list[TailPage]:
-        """Share a page between jobs. What is made as ended takes no room."""
+        """Share a page between jobs. What is made as ended takes no room.
+
+        A batch that is full to the window waits until a tenth of it has room, rather than making a few in every tick.
+        """
         waiting = sum(tail.count for tail in tails if tail.outcome is None)
-        if room < min(waiting, _SMALLEST_PAGE, self._window):
+        if room < min(waiting, self._window // 10):
             room = 0
         left = self._page
         pages = []
