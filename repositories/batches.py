@@ -104,6 +104,19 @@ FROM unnest(%(jobs)s::uuid[], %(counts)s::int[], %(firsts)s::int[], %(seeds)s::b
 ORDER BY i.n
 """
 
+# Which trials there are, or which of them count, then depended on their outcomes.
+_IS_BIASED = """
+SELECT b.stopped_at IS NOT NULL
+  OR EXISTS (SELECT 1 FROM jobs j WHERE j.batch_id = b.id AND j.stop <> 'never' AND j.trial_count > 1)
+  OR EXISTS (SELECT 1 FROM trials t WHERE t.batch_id = b.id AND t.superseded_by IS NOT NULL
+               AND t.outcome IN ('passed', 'failed')) AS is_biased
+FROM batches b WHERE b.id = %(id)s AND b.tenant_id = %(tenant_id)s
+"""
+
+_UNMADE = """
+SELECT key, tail_count FROM jobs WHERE batch_id = %(id)s AND tenant_id = %(tenant_id)s AND tail_count > 0
+"""
+
 _SET_TRACEPARENT = """
 UPDATE batches SET traceparent = %(traceparent)s WHERE id = %(id)s AND tenant_id = %(tenant_id)s
 """
@@ -298,6 +311,15 @@ class BatchRepository(TenantSqlRepository):
         """Look one up."""
         row = self._mine_or_none(_FIND, {"id": batch_id})
         return None if row is None else BatchRow(**row)
+
+    def is_biased(self, batch_id: UUID) -> bool:
+        """Whether estimates from this batch are biased: by a stop rule, or by retries of trials with a verdict."""
+        row = self._mine_or_none(_IS_BIASED, {"id": batch_id})
+        return row is not None and bool(row["is_biased"])
+
+    def unmade(self, batch_id: UUID) -> dict[str, int]:
+        """How many trials of its jobs have no row yet, by key; jobs without such are left out."""
+        return {row["key"]: row["tail_count"] for row in self._mine(_UNMADE, {"id": batch_id})}
 
     def page(self, *, before: UUID | None, limit: int) -> list[BatchRow]:
         """Newest first, older than `before`."""

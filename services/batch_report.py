@@ -19,11 +19,18 @@ def batch_report(
     connection: Connection, tenant_id: int, batch_id: UUID, form: ReportFormat
 ) -> RenderedReport:
     """Sum up a tenant's batch as it is now. Raises NotFoundError."""
-    batch = BatchRepository(connection, tenant_id).find(batch_id)
+    batches = BatchRepository(connection, tenant_id)
+    batch = batches.find(batch_id)
     if batch is None:
         raise NotFoundError("batch", batch_id)
     trials = [_to_result(details) for details in TrialService(connection, tenant_id).all_of_batch(batch_id)]
-    report = build_report(trials, batch_id=str(batch_id), name=batch.name or str(batch_id))
+    report = build_report(
+        trials,
+        batch_id=str(batch_id),
+        name=batch.name or str(batch_id),
+        unmade=batches.unmade(batch_id),
+        biased=batches.is_biased(batch_id),
+    )
     return render_report(form, report, trials)
 
 

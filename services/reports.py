@@ -78,7 +78,7 @@ class Report:
     """The whole batch.
 
     complete: every trial is finished; before that all figures are provisional and `all` is a lower bound.
-    biased: trials were stopped by the outcome of others, so that pass@k is not an estimate; never yet.
+    biased: trials were stopped, or retried, because of outcomes, so that pass@k is not an estimate.
     resolved_trials, resolved_rate: passed trials, and their share of all trials, whatever became of the rest.
     jobs_passed_any, jobs_passed_all: jobs of which at least one trial, or every trial, passed.
     valid: estimates over trials that passed or failed; jobs without any are left out, see `jobs_without_verdict`.
@@ -110,27 +110,41 @@ class Report:
     job_table: tuple[JobReport, ...]
 
 
-def build_report(trials: Iterable[TrialResult], *, batch_id: str, name: str) -> Report:
-    """Make the report. trials: all of the batch, in any order; jobs appear in the order of their first trial."""
+def build_report(
+    trials: Iterable[TrialResult],
+    *,
+    batch_id: str,
+    name: str,
+    unmade: Mapping[str, int] | None = None,
+    biased: bool = False,
+) -> Report:
+    """Make the report.
+
+    trials: all of the batch that count, in any order; jobs appear in the order of their first trial. unmade: by key,
+    how many more there are that nothing is known of yet. biased: see Report.
+    """
+    unmade = unmade or {}
     by_job: dict[str, list[TrialResult]] = {}
     for trial in trials:
         by_job.setdefault(trial.job_key, []).append(trial)
     rows = [trial for job in by_job.values() for trial in job]
     outcomes = _outcomes(rows)
+    outcomes[UNFINISHED] += sum(unmade.values())
+    number = len(rows) + sum(unmade.values())
     passed = outcomes[Outcome.PASSED]
     valid = [(_count_valid(job), _count_passed(job)) for job in by_job.values()]
-    every = [(len(job), _count_passed(job)) for job in by_job.values()]
+    every = [(len(job) + unmade.get(key, 0), _count_passed(job)) for key, job in by_job.items()]
     ks = reported_ks(min((n for n, _ in every), default=0))
     return Report(
         batch_id=batch_id,
         name=name,
         complete=outcomes[UNFINISHED] == 0,
-        biased=False,
+        biased=biased,
         jobs=len(by_job),
-        trials=len(rows),
+        trials=number,
         trials_by_outcome=outcomes,
         resolved_trials=passed,
-        resolved_rate=passed / len(rows) if rows else None,
+        resolved_rate=passed / number if number else None,
         jobs_passed_any=sum(c > 0 for _, c in every),
         jobs_passed_all=sum(c == n for n, c in every),
         jobs_without_verdict=sum(n == 0 for n, _ in valid),
@@ -141,20 +155,22 @@ def build_report(trials: Iterable[TrialResult], *, batch_id: str, name: str) -> 
         attempts=sum(trial.attempts for trial in rows),
         infra_losses=sum(trial.infra_losses for trial in rows),
         duration_s_total=sum(trial.duration_s or 0.0 for trial in rows),
-        job_table=tuple(_job_report(key, job) for key, job in by_job.items()),
+        job_table=tuple(_job_report(key, job, unmade.get(key, 0)) for key, job in by_job.items()),
     )
 
 
-def _job_report(key: str, trials: Sequence[TrialResult]) -> JobReport:
+def _job_report(key: str, trials: Sequence[TrialResult], unmade: int) -> JobReport:
+    outcomes = _outcomes(trials)
+    outcomes[UNFINISHED] += unmade
     passed, valid = _count_passed(trials), _count_valid(trials)
     durations = [trial.duration_s for trial in trials if trial.outcome and trial.duration_s is not None]
     return JobReport(
         key=key,
         labels=dict(trials[0].labels),
-        trials=len(trials),
-        trials_by_outcome=_outcomes(trials),
+        trials=len(trials) + unmade,
+        trials_by_outcome=outcomes,
         pass_rate_valid=passed / valid if valid else None,
-        pass_rate_all=passed / len(trials),
+        pass_rate_all=passed / (len(trials) + unmade),
         failure_codes=_failure_codes(trials),
         attempts=sum(trial.attempts for trial in trials),
         infra_losses=sum(trial.infra_losses for trial in trials),

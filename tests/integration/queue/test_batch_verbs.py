@@ -1,10 +1,14 @@
 """Cancel, pause, resume and retry of batches, jobs and trials."""
 
+import json
+
 import pytest
 
 from core.errors import ConflictError, NotFoundError
+from services.batch_report import batch_report
 from services.batch_verbs import BatchVerbService
 from services.reaping import Reaper
+from services.report_formats import ReportFormat
 from tests.support.batches import BatchWorld, job
 from tests.support.queue import QueueWorld
 
@@ -229,3 +233,37 @@ def test_a_batch_that_is_being_archived_is_left_alone(batches: BatchWorld):
     batches.world.execute("UPDATE batches SET archiving_at = now()")
     with pytest.raises(NotFoundError):
         batches.verb("retry", "batch", batch, ["error"])
+
+
+def report(batches: BatchWorld, batch) -> dict:
+    with batches.world.engine.begin() as connection:
+        return json.loads(batch_report(connection, batches.tenant, batch, ReportFormat.JSON).body)
+
+
+@pytest.mark.parametrize(
+    ("change", "biased"),
+    [
+        ({}, False),
+        ({"stop": "first_pass"}, True),
+        ({"retry": "error"}, False),
+        ({"retry": "failed"}, True),
+        ({"stop_when": {"failed": 1}}, True),
+        ({"stop_when": {"passed": 9}}, False),
+    ],
+    ids=["plain", "stop", "retry of errors", "retry of verdicts", "stopped", "not stopped"],
+)
+def test_a_report_says_when_outcomes_decided_which_trials_there_are(batches: BatchWorld, change, biased):
+    batch = batches.submit(job("a", 2, stop=change.get("stop", "never")), stop_when=change.get("stop_when"))
+    for one in batches.start():
+        batches.end(one, change.get("retry", "failed"))
+    batches.progress()
+    if "retry" in change:
+        batches.verb("retry", "batch", batch, [change["retry"]])
+        batches.run()
+    found = report(batches, batch)
+    assert (found["biased"], found["trials"], found["complete"]) == (biased, 2, True)
+
+
+def test_a_report_counts_trials_that_have_no_row_yet(batches: BatchWorld):
+    found = report(batches, batches.submit(job("a", 1300)))
+    assert (found["trials"], found["complete"]) == (1300, False)

@@ -139,3 +139,15 @@ def test_thousands_of_trials_are_spelled_in_linear_time() -> None:
     for form in ReportFormat:
         render_report(form, report, trials)
     assert time.process_time() - started < 2.0
+
+
+def test_trials_that_have_no_row_yet_are_unfinished_and_count_in_every_denominator():
+    trials = [
+        TrialResult("t0", "a", 0, outcome=Outcome.PASSED),
+        TrialResult("t1", "b", 0, outcome=Outcome.PASSED),
+    ]
+    report = build_report(trials, batch_id="x", name="x", unmade={"a": 3}, biased=True)
+    assert (report.complete, report.biased, report.trials) == (False, True, 5)
+    assert report.trials_by_outcome["unfinished"] == 3
+    assert report.resolved_rate == 2 / 5
+    assert [(job.trials, job.pass_rate_all) for job in report.job_table] == [(4, 1 / 4), (1, 1.0)]
