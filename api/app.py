@@ -25,6 +25,7 @@ from api.routes import (
     blobs,
     dead_letters,
     health,
+    history,
     jobs,
     reports,
     schedules,
@@ -63,6 +64,7 @@ TAGS = [
     },
     {"name": "schedules", "description": "Batches that are submitted by the clock."},
     {"name": "webhooks", "description": "Who is told when trials and batches have ended, and what was sent."},
+    {"name": "history", "description": "What is left of batches that were archived."},
     {"name": "operation", "description": "For those who run the service. No key needed."},
 ]
 
@@ -120,6 +122,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         blobs,
         schedules,
         webhooks,
+        history,
         health,
     ):
         app.include_router(part.router)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from api.schemas.errors import ErrorDetail, ErrorView
 from api.schemas.problems import to_problem
 from core.errors import (
+    ArchivedError,
     ConflictError,
     ForbiddenError,
     InvalidRequestError,
@@ -64,6 +65,7 @@ _STATUS: dict[type[SandmillError], int] = {
     UnauthenticatedError: 401,
     ForbiddenError: 403,
     NotFoundError: 404,
+    ArchivedError: 410,
     ConflictError: 409,
     NotSupportedError: 422,
     QuotaExceededError: 429,

@@ -175,6 +175,29 @@ _SCHEDULE: Final = {
     "created_at": _SUBMITTED,
     "updated_at": _SUBMITTED,
 }
+_HISTORY_BATCH: Final = {
+    "id": _BATCH,
+    "name": "nightly",
+    "labels": {"model": "m1"},
+    "trials": 2,
+    "outcomes": {"passed": 1, "failed": 1},
+    "created_at": _SUBMITTED,
+    "finished_at": _FINISHED,
+    "archived_at": "2026-12-30T19:32:58.526791Z",
+}
+_HISTORY_TRIAL: Final = {
+    "id": _TRIAL,
+    "batch_id": _BATCH,
+    "job_key": "hello",
+    "labels": {},
+    "index": 0,
+    "outcome": "failed",
+    "failure": _FAILURE,
+    "rewards": {"reward": 0.0},
+    "attempts": 1,
+    "started_at": _STARTED,
+    "finished_at": _FINISHED,
+}
 _FIRE: Final = {
     "fire_at": "2026-11-30T02:00:00Z",
     "outcome": "submitted",
@@ -260,6 +283,8 @@ EXAMPLES: Final[dict[str, Any]] = {
     "Page_DeadLetterView_": _page(_DEAD_LETTER_VIEW),
     "Page_JobView_": _page(_JOB_VIEW),
     "Page_TrialView_": _page(_TRIAL_VIEW),
+    "HistoryBatchView": _HISTORY_BATCH,
+    "Page_HistoryTrialView_": _page(_HISTORY_TRIAL),
     "Page_FireView_": _page(_FIRE),
     "Page_ScheduleView_": _page(_SCHEDULE),
     "ScheduleView": _SCHEDULE,

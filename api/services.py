@@ -23,6 +23,7 @@ from services.batch_verbs import BatchVerbService
 from services.batches import BatchService
 from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
+from services.history import HistoryService
 from services.idempotency import RequestIdentity, hash_request
 from services.log_hub import LogHub
 from services.regrades import RegradeService
@@ -77,6 +78,10 @@ class ApiServices:
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""
         return BlobService(connection, caller.tenant_id, self.store)
+
+    def history(self, connection: Connection, caller: Principal) -> HistoryService:
+        """Archived batches of the caller's tenant."""
+        return HistoryService(connection, caller.tenant_id)
 
     def schedules(self, connection: Connection, caller: Principal) -> ScheduleService:
         """Schedules of the caller's tenant."""

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +83,43 @@ class BlobStore:
         """Say whether the bytes are here."""
         return self.path(digest).is_file()
 
+    def touch(self, digest: str) -> bool:
+        """Keep the bytes anew, as if they had come now. False: they are not here."""
+        try:
+            os.utime(self.path(digest))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def old_digests(self, prefix: str, *, age_seconds: float) -> list[str]:
+        """Digests whose first two hex digits are `prefix` and whose bytes were last sent so long ago."""
+        limit = time.time() - age_seconds
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._root / prefix):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < limit:
+                        found.append(f"sha256:{prefix}{entry.name}")
+        return found
+
+    def remove_unused(self, digest: str, *, age_seconds: float, is_used: Callable[[], bool]) -> bool:
+        """Remove old bytes; False if they turn out to be wanted. is_used: asked when nobody can find them any more.
+
+        First they are put aside. Who sends them again before that has touched them, which is seen here, and they are
+        put back; who sends them again after that finds nothing and writes them anew.
+        """
+        path, aside = self.path(digest), self._root / "aside" / check_digest(digest)
+        aside.parent.mkdir(exist_ok=True, mode=0o700)
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            return False
+        if aside.stat().st_mtime < time.time() - age_seconds and not is_used():
+            aside.unlink()
+            return True
+        self._put_back(aside)
+        return False
+
     def path(self, digest: str) -> Path:
         """Say where the blob lies or would lie."""
         name = check_digest(digest)
@@ -97,7 +134,17 @@ class BlobStore:
                 if path.stat().st_mtime < limit:
                     path.unlink()
                     removed += 1
+        # Of a collector that died before it had decided.
+        for path in (self._root / "aside").glob("*"):
+            self._put_back(path)
         return removed
+
+    def _put_back(self, aside: Path) -> None:
+        """Give a file its place again, unless it was written anew meanwhile: the bytes are the same."""
+        with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileExistsError):
+                self.path(f"sha256:{aside.name}").hardlink_to(aside)
+            aside.unlink()
 
 
 class BlobWriter:
@@ -139,7 +186,7 @@ class BlobWriter:
         if self._expected is not None and digest != self._expected:
             raise InvalidRequestError(f"the bytes have the digest {digest}", field="digest")
         target = self._store.path(digest)
-        if not target.is_file():
+        if not self._store.touch(digest):
             self._file.flush()
             os.fsync(self._file.fileno())
             target.parent.mkdir(exist_ok=True, mode=0o700)

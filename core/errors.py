@@ -8,6 +8,7 @@ carries the failure class that the retry rules read (`jobs.md` 1.4).
 from enum import StrEnum
 
 __all__ = [
+    "ArchivedError",
     "ArtifactUploadError",
     "BadImageError",
     "ConflictError",
@@ -96,6 +97,16 @@ class NotFoundError(SandmillError):
     def __init__(self, kind: str, key: object) -> None:
         """kind: noun of the glossary. key: the id the caller gave."""
         super().__init__(f"no {kind} {key}")
+
+
+class ArchivedError(SandmillError):
+    """The thing has gone to the history, with less of it left."""
+
+    code = "archived"
+
+    def __init__(self, kind: str, key: object, batch_id: object) -> None:
+        """kind: noun of the glossary. key: the id the caller gave. batch_id: by which the history has it."""
+        super().__init__(f"{kind} {key} is archived: see GET /v1/history/batches/{batch_id}")
 
 
 class ConflictError(SandmillError):

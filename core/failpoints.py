@@ -61,12 +61,6 @@ POINTS = frozenset(
         "reap.after_commit",
         "sweep.before_commit",
         "sweep.after_commit",
-        "fanout.mid_page",
-        "fanout.after_page",
-        "progress.before_commit",
-        "progress.after_commit",
-        "progress.ruled_before_commit",
-        "progress.ruled_after_commit",
     }
 )
 """All names that `failpoint` is called with."""

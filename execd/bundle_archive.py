@@ -240,7 +240,7 @@ def _known(value: Any) -> Any:
 
 
 def _compiled(built_in: str, text: str) -> CodeType:
-    return compile(text, "<string>", "eval" if built_in == "compile" else built_in, dont_inherit=True)
+    return compile(text, "<string>", built_in, dont_inherit=True)
 
 
 def _flat(made: Sequence[Any]) -> tuple[Any, ...]:

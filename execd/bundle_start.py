@@ -31,7 +31,7 @@ __all__ = ["Start", "main"]
 
 _ARCHIVE = "/start.bin"
 
-_COMPILERS = {"collections": "eval", "dataclasses": "exec", "typing": "compile"}
+_COMPILERS = {"collections": "eval", "dataclasses": "exec"}
 """Modules that write code and compile it, and the built-in that they do it by."""
 
 _IS_COROUTINE = 0x80
@@ -137,8 +137,7 @@ class Start:
         """Before its code runs: have it find what it would compile."""
         built_in = _COMPILERS.get(module.__name__)
         if built_in is not None:
-            give = self._compiles_text if built_in == "compile" else self._runs_text
-            setattr(module, built_in, give(built_in))
+            setattr(module, built_in, self._runs_text(built_in))
 
     def complete(self, module: "ModuleType") -> None:
         """After its code has run: have it find what it would compile, and do without module `inspect`."""
@@ -156,13 +155,6 @@ class Start:
             return run(self._texts.get((built_in, text), text), *scopes)
 
         return run_text
-
-    def _compiles_text(self, built_in: str) -> "Callable[..., Any]":
-        def compile_text(text: str, *how: "Any", **further: "Any") -> "Any":
-            known = self._texts.get((built_in, text)) if how == ("<string>", "eval") and not further else None
-            return compile(text, *how, **further) if known is None else known
-
-        return compile_text
 
     def _compiles_pattern(
         self, otherwise: "Callable[..., re.Pattern[Any]]"
@@ -242,8 +234,6 @@ def main(program: str) -> int:
     sys.meta_path.insert(0, start)
     # Without it asyncio starts faster and smaller; execd speaks no TLS.
     sys.modules["ssl"] = None  # type: ignore[assignment]  # None means "cannot be imported"
-    # A package of Jython, for which `copy` would have all folders searched.
-    sys.modules["org"] = None  # type: ignore[assignment]  # as above
     from execd.daemon import main as serve  # noqa: PLC0415  # from the archive
 
     gc.enable()

@@ -413,6 +413,8 @@ class Attempt(Base):
     steps: Mapped[list[dict[str, Any]] | None]
     grade: Mapped[dict[str, Any] | None]
     usage: Mapped[dict[str, Any] | None]
+    # What its artifacts took that are gone by now: part of what was used.
+    expired_artifact_bytes: Mapped[int] = mapped_column(server_default=_ZERO)
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     claimed_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]

@@ -127,8 +127,10 @@ b.is_open, b.defaults, b.stop_when, b.stop_reason, b.stopped_at, b.paused_at, b.
 b.created_at, b.finished_at
 """
 
+# One that is being archived is as gone as one that is: a part of its rows may have gone already.
 _FIND = f"""
-SELECT {_COLUMNS} FROM batches b WHERE b.id = %(id)s AND b.tenant_id = %(tenant_id)s AND b.archiving_at IS NULL
+SELECT {_COLUMNS} FROM batches b
+WHERE b.id = %(id)s AND b.tenant_id = %(tenant_id)s AND b.archiving_at IS NULL
 """
 
 _LIST = f"""

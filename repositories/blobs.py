@@ -7,15 +7,20 @@ from repositories.tenant_base import TenantSqlRepository
 
 __all__ = ["BlobRepository", "BlobRow"]
 
+# Sent again, it is kept anew; in the order of digests, so that two who send the same ones wait and do not deadlock.
 _ADD = """
 INSERT INTO blobs (tenant_id, digest, size_bytes)
 SELECT %(tenant_id)s, b.digest, b.size FROM unnest(%(digests)s::text[], %(sizes)s::bigint[]) AS b(digest, size)
-ON CONFLICT (tenant_id, digest) DO NOTHING
+ORDER BY b.digest
+ON CONFLICT (tenant_id, digest) DO UPDATE SET used_at = clock_timestamp()
 """
 
 _FIND = "SELECT digest, size_bytes FROM blobs WHERE tenant_id = %(tenant_id)s AND digest = %(digest)s"
 
-_KNOWN = "SELECT digest FROM blobs WHERE tenant_id = %(tenant_id)s AND digest = ANY(%(digests)s)"
+# Locked until the caller has written down what it needs them for: a collector then leaves them alone.
+_KNOWN = """
+SELECT digest FROM blobs WHERE tenant_id = %(tenant_id)s AND digest = ANY(%(digests)s) FOR KEY SHARE
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class BlobRepository(TenantSqlRepository):
     """Blobs of one tenant."""
 
     def add(self, blobs: Collection[BlobRow]) -> None:
-        """Give the tenant the use of these; those it has already stay as they are."""
+        """Give the tenant the use of these; those it has already are kept anew."""
         parameters = {"digests": [b.digest for b in blobs], "sizes": [b.size_bytes for b in blobs]}
         self._mine_count(_ADD, parameters)
 
@@ -40,5 +45,5 @@ class BlobRepository(TenantSqlRepository):
         return None if row is None else BlobRow(**row)
 
     def known(self, digests: Collection[str]) -> set[str]:
-        """Those of the digests that the tenant may use."""
+        """Those of the digests that the tenant may use. They stay until the end of the transaction."""
         return {row["digest"] for row in self._mine(_KNOWN, {"digests": list(digests)})}

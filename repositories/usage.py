@@ -22,6 +22,7 @@ WITH found AS (
          coalesce((a.usage ->> 'cpu_seconds')::float8, 0), coalesce((a.usage ->> 'memory_peak_bytes')::bigint, 0),
          coalesce((a.usage ->> 'log_bytes')::bigint, 0),
          coalesce((SELECT sum(f.size_bytes) FROM artifacts f WHERE f.trial_id = a.trial_id AND f.fence = a.fence), 0)
+           + a.expired_artifact_bytes
   FROM attempts a
   WHERE a.tenant_id = ANY(%(tenants)s) AND a.claimed_at IS NOT NULL
     AND a.finished_at >= %(since)s::timestamp AT TIME ZONE 'UTC'

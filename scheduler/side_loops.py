@@ -1,4 +1,4 @@
-"""Work of the leader that no trial waits for: webhooks, schedules.
+"""Work of the leader that no trial waits for: webhooks, schedules, retention.
 
 On its own threads and its own database connections, and a failure here gives up no leadership: whatever a receiver
 does, dispatch goes on.
@@ -14,11 +14,15 @@ from core.database import create_database_engine
 from core.outbound import AddressGuard
 from core.sealing import make_box
 from scheduler.loops import Loop
+from services.retention import Retention, RetentionPolicy
 from services.schedule_firing import ScheduleFirer
 from services.webhook_delivery import WebhookPolicy, WebhookSender
 
 __all__ = ["SideLoops"]
 
+_MONTHS_SECONDS = 3600.0
+_RETENTION_SECONDS = 15.0
+"""One of the 256 folders of the blob store is looked through at a time: all of them in about an hour."""
 _SCHEDULE_SECONDS = 1.0
 _WEBHOOK_SECONDS = 0.5
 """Longest wait of a message that was written while nothing was under way."""
@@ -53,13 +57,15 @@ class SideLoops:
             on_done=self._wake_webhooks,
         )
         self._webhooks = Loop("webhooks", self._send, interval_seconds=_WEBHOOK_SECONDS, enabled=enabled)
-        self._firer = ScheduleFirer(
-            self._engine, BlobStore(settings.home_path / "blobs"), default_runtime=settings.runtime
-        )
+        store = BlobStore(settings.home_path / "blobs")
+        self._firer = ScheduleFirer(self._engine, store, default_runtime=settings.runtime)
+        self._retention = Retention(self._engine, store, _retention_policy(settings))
         self._on_submitted = on_submitted
         self._loops = [
             self._webhooks,
             Loop("schedules", self._fire, interval_seconds=_SCHEDULE_SECONDS, enabled=enabled),
+            Loop("retention", self._retention.tick, interval_seconds=_RETENTION_SECONDS, enabled=enabled),
+            Loop("months", self._turn_months, interval_seconds=_MONTHS_SECONDS, enabled=enabled),
         ]
 
     def start(self) -> None:
@@ -83,5 +89,20 @@ class SideLoops:
             self._on_submitted()
         return False
 
+    def _turn_months(self) -> bool:
+        self._retention.turn_months()
+        return False
+
     def _send(self) -> bool:
         return self._sender.tick() > 0
+
+
+def _retention_policy(settings: Settings) -> RetentionPolicy:
+    return RetentionPolicy(
+        batch_days=settings.retention_batch_days,
+        artifact_days=settings.retention_artifact_days,
+        log_days=settings.retention_log_days,
+        history_days=settings.retention_history_days,
+        delivery_days=settings.retention_delivery_days,
+        blob_days=settings.retention_blob_days,
+    )

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.errors import NotFoundError
 from core.logging import get_logger
 from repositories.batch_events import BatchEventRepository, BatchEventRow
+from services.history import missing_batch
 from services.log_hub import LogHub
 
 __all__ = ["BatchEventFollower", "BatchEventRow", "EventPage", "EventsEnd", "read_event_page"]
@@ -45,7 +46,7 @@ def read_event_page(
     # The state first: an event written between the two statements then belongs to this page or the next.
     state = repository.state(batch_id)
     if state is None:
-        raise NotFoundError("batch", batch_id)
+        raise missing_batch(connection, tenant_id, batch_id)
     is_finished, last = state
     events = repository.page(batch_id, after=after, limit=limit)
     reached = events[-1].n if events else after

@@ -4,9 +4,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from core.errors import NotFoundError
 from repositories.batches import BatchRepository
 from repositories.trials_read import AttemptRow
+from services.history import missing_batch
 from services.outcomes import Failure, Outcome
 from services.report_formats import RenderedReport, ReportFormat, render_report
 from services.reports import AttemptResult, TrialResult, build_report
@@ -22,7 +22,7 @@ def batch_report(
     batches = BatchRepository(connection, tenant_id)
     batch = batches.find(batch_id)
     if batch is None:
-        raise NotFoundError("batch", batch_id)
+        raise missing_batch(connection, tenant_id, batch_id)
     trials = [_to_result(details) for details in TrialService(connection, tenant_id).all_of_batch(batch_id)]
     report = build_report(
         trials,

@@ -21,6 +21,7 @@ from repositories.tenants import TenantRepository
 from repositories.trial_ending import EarlyEnd, MetTrial, TrialEndingRepository
 from repositories.trials_read import TrialReadRepository
 from services.early_ends import cancel_end
+from services.history import missing_batch, missing_trial
 
 __all__ = ["BatchVerbService", "Cancellation", "Pause"]
 
@@ -47,6 +48,7 @@ class BatchVerbService:
 
     def __init__(self, connection: Connection, tenant_id: int) -> None:
         """Bind to one tenant. connection: the caller begins and commits."""
+        self._connection = connection
         self._tenant_id = tenant_id
         self._batches = BatchRepository(connection, tenant_id)
         self._jobs = JobRepository(connection, tenant_id)
@@ -71,7 +73,7 @@ class BatchVerbService:
         """Aim at a trial."""
         row = self._trials.find(trial_id)
         if row is None:
-            raise NotFoundError("trial", trial_id)
+            raise missing_trial(self._connection, self._tenant_id, trial_id)
         return Target("trial", trial_id, row.batch_id)
 
     def cancel(self, target: Target, *, mode: str) -> Cancellation:
@@ -139,7 +141,7 @@ class BatchVerbService:
     def _lock(self, target: Target) -> LockedBatch:
         batch = self._batches.lock(target.batch_id)
         if batch is None:
-            raise NotFoundError("batch", target.batch_id)
+            raise missing_batch(self._connection, self._tenant_id, target.batch_id)
         return batch
 
     def _end(self, target: Target, end: EarlyEnd) -> tuple[list[MetTrial], int]:

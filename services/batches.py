@@ -29,6 +29,7 @@ from repositories.tenants import TenantRepository
 from services.batch_webhooks import BatchWebhook, BatchWebhookService
 from services.blobs import BlobService
 from services.fan_out import split_first_page
+from services.history import missing_batch
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
 from services.problems import InvalidFieldsError, Problem
@@ -208,7 +209,7 @@ class BatchService:
             return Created(earlier, replayed=True)
         batch = self._batches.lock(batch_id)
         if batch is None:
-            raise NotFoundError("batch", batch_id)
+            raise missing_batch(self._connection, self._tenant_id, batch_id)
         if not batch.is_open:
             raise ConflictError(_why_closed(batch))
         used = {spec.key for spec in jobs.specs} | {need.job for spec in jobs.specs for need in spec.needs}
@@ -267,7 +268,7 @@ class BatchService:
         """Look up the batch alone. Raises NotFoundError."""
         row = self._batches.find(batch_id)
         if row is None:
-            raise NotFoundError("batch", batch_id)
+            raise missing_batch(self._connection, self._tenant_id, batch_id)
         return row
 
     def _with_counts(self, rows: Sequence[JobRow]) -> list[JobSummary]:

@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 from sqlalchemy import Connection, Engine
 
 from core.blobstore import BlobStore
-from core.errors import FailureClass, NotFoundError
+from core.errors import FailureClass
 from core.ids import new_id
 from core.logging import get_logger
 from repositories.batch_progress import BatchProgressRepository
@@ -18,6 +18,7 @@ from repositories.batches import BatchRepository
 from repositories.jobs import JobRepository
 from repositories.log_chunks import LogChunkRepository
 from repositories.regrades import GradeEnd, PendingGrade, RegradeRepository, RegradeWorkRepository
+from services.history import missing_batch
 from services.jobspec import JobSpec, StepRole, Verdict, verdict_from_json
 from services.outcomes import Failure, Grade, StepResult
 from services.problems import InvalidFieldsError, Problem
@@ -55,6 +56,8 @@ class RegradeService:
 
     def __init__(self, connection: Connection, tenant_id: int) -> None:
         """Bind to one tenant. connection: the caller begins and commits."""
+        self._connection = connection
+        self._tenant_id = tenant_id
         self._batches = BatchRepository(connection, tenant_id)
         self._jobs = JobRepository(connection, tenant_id)
         self._regrades = RegradeRepository(connection, tenant_id)
@@ -65,7 +68,7 @@ class RegradeService:
         Raises NotFoundError, and InvalidFieldsError for a verdict that does not suit one of the jobs.
         """
         if self._batches.lock(target.batch_id) is None:
-            raise NotFoundError("batch", target.batch_id)
+            raise missing_batch(self._connection, self._tenant_id, target.batch_id)
         finished = self._regrades.finished(target)
         gradable = [(trial_id, job_id) for trial_id, job_id, is_gradable in finished if is_gradable]
         self._check({job_id for _, job_id in gradable}, wish)

@@ -14,6 +14,7 @@ from repositories.nodes import NodeReadRepository
 from repositories.quotas import QuotaRepository
 from repositories.regrades import GradeRow, RegradeRepository
 from repositories.trials_read import AttemptRow, TrialFilter, TrialReadRepository, TrialRow
+from services.history import missing_batch, missing_trial
 from services.waiting import reason_to_wait
 
 __all__ = ["TrialDetails", "TrialService"]
@@ -35,6 +36,8 @@ class TrialService:
 
     def __init__(self, connection: Connection, tenant_id: int) -> None:
         """Bind to one tenant. connection: the caller begins and commits."""
+        self._connection = connection
+        self._tenant_id = tenant_id
         self._trials = TrialReadRepository(connection, tenant_id)
         self._batches = BatchRepository(connection, tenant_id)
         self._regrades = RegradeRepository(connection, tenant_id)
@@ -61,7 +64,7 @@ class TrialService:
     ) -> list[TrialRow]:
         """List trials by job, then index; queued ones say why they wait. Raises NotFoundError for the batch."""
         if self._batches.find(batch_id) is None:
-            raise NotFoundError("batch", batch_id)
+            raise missing_batch(self._connection, self._tenant_id, batch_id)
         return self._explain(self._trials.page_of_batch(batch_id, wanted, after=after, limit=limit))
 
     def all_of_batch(self, batch_id: UUID) -> list[TrialDetails]:
@@ -103,5 +106,5 @@ class TrialService:
     def _require(self, trial_id: UUID) -> TrialRow:
         row = self._trials.find(trial_id)
         if row is None:
-            raise NotFoundError("trial", trial_id)
+            raise missing_trial(self._connection, self._tenant_id, trial_id)
         return row

@@ -6,15 +6,10 @@ pytest_plugins = ["tests.support.services"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process of a parallel run, and those that share the container engine, too.
-
-    The longest go first: what comes last then keeps no processor waiting for another one.
-    """
+    """Keep the tests of a file in one process of a parallel run, and those that share the container engine, too."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     with_engine = {item.path for item in items if item.get_closest_marker("docker")}
     for item in items:
         group = "engine" if item.path in with_engine else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in with_engine, item.path not in slow))

@@ -32,6 +32,7 @@ _MEANINGS = {
     404: "It does not exist, or belongs to another tenant.",
     408: "The body stopped in the middle.",
     409: "The state of the thing, or an Idempotency-Key used for another body, does not allow it.",
+    410: "Archived: the history has what is left of it.",
     413: "Larger than the limit the message names.",
     415: "Of a kind, or compressed in a way, that is not read here.",
     422: "Something in the request can never work; every problem is listed.",

@@ -3,6 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from api.schemas.examples import BATCH_EXAMPLE, JOB_EXAMPLE
+from repositories.retention import RetentionRepository
 from tests.integration.api.conftest import first_trial, make_batch, make_job, submit
 
 
@@ -266,3 +267,23 @@ def test_a_thousand_jobs_are_stored_by_one_request(api):
     batch = submit(api.client, {"jobs": jobs})
     assert (batch["jobs"], batch["trials"]["total"]) == (1000, 1000)
     assert api.count("trials") == 1000
+
+
+def test_archived_batch_answers_gone_and_is_in_the_history(own_api):
+    api = own_api
+    batch = submit(api.client)["id"]
+    trial = first_trial(api.client, batch)["id"]
+    api.client.post(f"/v1/batches/{batch}/cancel")
+    api.world.end_batches()
+    api.rows("UPDATE batches SET archiving_at = now() WHERE id = %(b)s", b=batch)
+    with api.engine.begin() as connection:
+        assert RetentionRepository(connection).archive_page().is_batch_done
+    for path in (f"/v1/batches/{batch}", f"/v1/batches/{batch}/trials", f"/v1/trials/{trial}"):
+        gone = api.client.get(path)
+        assert (gone.status_code, gone.json()["code"]) == (410, "archived"), path
+    assert api.client.post(f"/v1/batches/{batch}/cancel").status_code == 410
+    assert api.client.get("/v1/batches").json()["items"] == []
+    kept = api.client.get(f"/v1/history/batches/{batch}").json()
+    assert (kept["id"], kept["trials"], kept["outcomes"]) == (batch, 1, {"cancelled": 1})
+    trials = api.client.get(f"/v1/history/batches/{batch}/trials").json()["items"]
+    assert [(item["id"], item["outcome"], item["attempts"]) for item in trials] == [(trial, "cancelled", 0)]

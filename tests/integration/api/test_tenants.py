@@ -14,6 +14,7 @@ from tests.integration.api.conftest import ApiWorld, first_trial, make_batch, ma
 from tests.integration.api.test_logs import make_writer
 
 OPEN_ROUTES = {"/healthz", "/readyz", "/version", "/metrics"}
+BODIES = {"/v1/batches/{batch_id}/jobs": {"jobs": [make_job()]}}
 MISSING_DIGEST = "sha256:" + "0" * 64
 
 
@@ -44,6 +45,12 @@ def victim(api: ApiWorld) -> dict[str, str]:
         b=trial["batch_id"],
         j=trial["job_id"],
         f=Jsonb({"class": "infra", "code": "poison", "message": "secret", "retryable": False}),
+    )
+    api.rows(
+        "INSERT INTO batch_history (id, tenant_id, batch, outcomes)"
+        " SELECT id, tenant_id, to_jsonb(b) || jsonb_build_object('finished_at', now()), '{}'"
+        " FROM batches b WHERE id = %(b)s",
+        b=trial["batch_id"],
     )
     body = {"name": "mine", "url": "http://127.0.0.1:9/", "events": ["trial.finished"]}
     webhook = api.client.post("/v1/webhooks", json=body).json()
@@ -108,7 +115,11 @@ def test_every_id_of_another_tenant_is_as_if_it_did_not_exist(own_api):
         for method, path in with_ids:
             own = api.client.request(method, fill(path, mine)) if method in {"GET", "HEAD"} else None
             assert own is None or own.status_code == 200, (method, path)
-            body = {"json": {}} if method == "PATCH" else {}
+            body = (
+                {"json": BODIES.get(path, {})}
+                if method == "PATCH" or path in BODIES or path.endswith("/regrade")
+                else {}
+            )
             foreign = stranger.request(method, fill(path, mine), **body)
             missing = stranger.request(method, fill(path, none), **body)
             assert (foreign.status_code, missing.status_code) == (404, 404), (method, path)

@@ -21,6 +21,7 @@ from api.schemas.batches import (
 from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
 from api.schemas.events import EventPageView
+from api.schemas.history import HistoryBatchView, HistoryTrialView
 from api.schemas.logs import BlobView, LogPageView
 from api.schemas.pages import Page
 from api.schemas.schedules import FireView, ScheduleView
@@ -62,6 +63,8 @@ MODELS = {
     "Page_JobView_": Page[JobView],
     "Page_TrialView_": Page[TrialView],
     "ReplayView": ReplayView,
+    "HistoryBatchView": HistoryBatchView,
+    "Page_HistoryTrialView_": Page[HistoryTrialView],
     "Page_FireView_": Page[FireView],
     "Page_ScheduleView_": Page[ScheduleView],
     "ScheduleView": ScheduleView,

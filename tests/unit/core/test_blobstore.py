@@ -114,3 +114,64 @@ def test_old_leftovers_are_swept_and_young_uploads_are_not(store):
 
 def test_sweeping_a_store_that_does_not_exist_yet_is_no_error(store):
     assert store.sweep() == 0
+
+
+AGE = 100.0
+
+
+def old(store: BlobStore, data: bytes = b"data") -> str:
+    digest = store.put([data], max_bytes=100).digest
+    os.utime(store.path(digest), (1, 1))
+    return digest
+
+
+def test_old_bytes_that_nobody_uses_are_removed(tmp_path):
+    store = BlobStore(tmp_path)
+    digest, new = old(store), store.put([b"new"], max_bytes=100).digest
+    found = [d for n in range(256) for d in store.old_digests(f"{n:02x}", age_seconds=AGE)]
+    assert found == [digest]
+    assert store.remove_unused(digest, age_seconds=AGE, is_used=lambda: False)
+    assert not store.remove_unused(new, age_seconds=AGE, is_used=lambda: False)
+    assert (store.has(digest), store.has(new)) == (False, True)
+    assert not store.remove_unused(digest, age_seconds=AGE, is_used=lambda: False)
+
+
+def test_bytes_sent_again_just_before_they_are_put_aside_come_back(tmp_path):
+    store = BlobStore(tmp_path)
+    digest = old(store)
+    store.put([b"data"], max_bytes=100)
+    assert not store.remove_unused(digest, age_seconds=AGE, is_used=lambda: False)
+    assert store.read(digest) == b"data"
+
+
+def test_bytes_sent_again_while_they_are_aside_are_written_anew(tmp_path):
+    store = BlobStore(tmp_path)
+    digest = old(store)
+
+    def send() -> bool:
+        store.put([b"data"], max_bytes=100)
+        return False
+
+    assert store.remove_unused(digest, age_seconds=AGE, is_used=send)
+    assert store.read(digest) == b"data"
+
+
+def test_bytes_that_turn_out_to_be_used_come_back(tmp_path):
+    store = BlobStore(tmp_path)
+    digest = old(store)
+    assert not store.remove_unused(digest, age_seconds=AGE, is_used=lambda: True)
+    assert store.read(digest) == b"data"
+
+
+def test_what_a_collector_that_died_had_put_aside_comes_back(tmp_path):
+    store = BlobStore(tmp_path)
+    digest = old(store)
+
+    def die() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.remove_unused(digest, age_seconds=AGE, is_used=die)
+    assert not store.has(digest)
+    assert store.sweep() == 0
+    assert store.read(digest) == b"data"

@@ -96,16 +96,6 @@ def test_texts_of_the_archive_are_not_compiled_again_and_others_are(library: Pat
         assert scope == {"A": value}
 
 
-def test_names_of_types_that_come_later_are_compiled_for_that_only(library: Path) -> None:
-    start = Start(str(library), {})
-    start.add(part({}, {("compile", "A"): compile("'from the archive'", "<string>", "eval")}))
-    module: Any = ModuleType("typing")
-    start.prepare(module)
-    assert eval(module.compile("A", "<string>", "eval")) == "from the archive"
-    assert eval(module.compile("A", "<string>", "eval", dont_inherit=True), {"A": 2}) == 2
-    assert eval(module.compile("B", "<string>", "eval"), {"B": 3}) == 3
-
-
 def test_expressions_of_the_archive_are_not_compiled_again_and_others_are(library: Path) -> None:
     made: list[Any] = []
     needs = Part(
