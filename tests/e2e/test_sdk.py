@@ -1,5 +1,6 @@
 """The client against the whole stack."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from sandmill import (
     Artifact,
     Client,
     ConflictError,
+    ExitCodeVerdict,
     Input,
     InvalidRequestError,
     Job,
     JobDefaults,
+    Need,
     NotFoundError,
     PatchStep,
     RetryPolicy,
@@ -190,6 +193,35 @@ def test_cancel_reaches_a_running_trial(client: Client) -> None:
     client.cancel(batch_id, mode="force")
     assert client.wait(batch_id, timeout_seconds=WAIT_SECONDS).trials.by_outcome == {"cancelled": 1}
     assert client.cancel(batch_id).cancelling == 0
+
+
+def test_a_batch_unfolds_waits_and_is_followed_retried_and_graded_again(client: Client) -> None:
+    jobs = [
+        Job(key="build", steps=[Step("run", 'test "$V" = 1')], env={"V": "${matrix.v}"}),
+        Job(key="check", steps=[Step("run", "true")], needs=[Need("build")]),
+    ]
+    batch = client.submit_batch(jobs, defaults=JobDefaults(image="host"), matrix={"v": [1, 2]}, is_open=True)
+    client.append_jobs(batch.id, [Job(key="last", steps=[Step("run", "exit 3")])])
+    assert client.close_batch(batch.id).jobs == 5
+    events = list(client.iter_events(batch.id))
+    assert [event.seq for event in events] == list(range(1, 7))
+    ends = {event.job_key: event.outcome for event in events if event.job_key}
+    assert ends == {
+        "build@1": "passed", "build@2": "failed", "check@1": "passed", "check@2": "skipped", "last": "failed",
+    }  # fmt: skip
+    assert events[-1].kind == "batch.finished"
+
+    assert client.pause(batch_id=batch.id).paused == 0
+    assert client.resume(batch_id=batch.id) == 0
+    assert client.retry(batch_id=batch.id, outcomes=["skipped"]) == 1
+    assert client.wait(batch.id, timeout_seconds=WAIT_SECONDS).trials.by_outcome["skipped"] == 1
+
+    job_id = next(job.id for job in client.iter_jobs(batch.id) if job.key == "last")
+    assert client.regrade(job_id=job_id, verdict=ExitCodeVerdict(pass_codes=[3])) == 1
+    after = events[-1].seq
+    while not any(e.kind == "trial.regraded" for e in client.iter_events(batch.id, after=after)):
+        time.sleep(0.1)
+    assert client.get_batch(batch.id).trials.by_outcome == {"passed": 3, "failed": 1, "skipped": 1}
 
 
 def test_own_idempotency_key_submits_once(client: Client) -> None:

@@ -7,7 +7,7 @@ with Client() as client:                     # SANDMILL_API_URL, SANDMILL_API_KE
     print(client.wait(job.batch_id).trials.by_outcome)
 """
 
-from sandmill.batches import BatchInfo, Cancellation, JobInfo, TrialCounts
+from sandmill.batches import BatchInfo, Cancellation, JobInfo, PauseResult, TrialCounts
 from sandmill.client import Client
 from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import (
@@ -28,6 +28,7 @@ from sandmill.errors import (
     UnavailableError,
     WaitTimeoutError,
 )
+from sandmill.events import BatchEvent
 from sandmill.jobs import (
     Artifact,
     Concurrency,
@@ -37,6 +38,7 @@ from sandmill.jobs import (
     JobDefaults,
     JunitVerdict,
     LogVerdict,
+    Need,
     PatchStep,
     Placement,
     Resources,
@@ -57,6 +59,7 @@ __all__ = [
     "Artifact",
     "ArtifactInfo",
     "AttemptInfo",
+    "BatchEvent",
     "BatchInfo",
     "Cancellation",
     "Client",
@@ -78,9 +81,11 @@ __all__ = [
     "LogChunk",
     "LogStream",
     "LogVerdict",
+    "Need",
     "NotFoundError",
     "NotSupportedError",
     "PatchStep",
+    "PauseResult",
     "PayloadTooLargeError",
     "Placement",
     "ProtocolError",

@@ -11,6 +11,7 @@ __all__ = [
     "BatchInfo",
     "Cancellation",
     "JobInfo",
+    "PauseResult",
     "TrialCounts",
 ]
 
@@ -37,7 +38,10 @@ class TrialCounts:
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """A batch. state: running or finished. jobs: how many. implicit: made for a lone job."""
+    """A batch. state: running or finished. jobs: how many. implicit: made for a lone job.
+
+    open: takes more jobs. stopped: the outcome by which its `stop_when` ended it.
+    """
 
     id: str
     name: str | None
@@ -45,7 +49,10 @@ class BatchInfo:
     priority: int
     state: str
     implicit: bool
+    open: bool
+    paused: bool
     cancel_requested: bool
+    stopped: str | None
     jobs: int
     trials: TrialCounts
     created_at: datetime
@@ -67,6 +74,9 @@ class BatchInfo:
             priority=found.integer("priority"),
             state=found.text("state"),
             implicit=found.flag("implicit"),
+            open=found.flag_or_false("open"),
+            paused=found.flag_or_false("paused"),
+            stopped=found.text_or_none("stopped"),
             cancel_requested=found.flag("cancel_requested"),
             jobs=found.integer("jobs"),
             trials=found.one("trials", TrialCounts.from_json),
@@ -118,3 +128,17 @@ class Cancellation:
         """Read the wire form."""
         found = Record(value, "cancellation")
         return cls(found.integer("cancelled"), found.integer("cancelling"))
+
+
+@dataclass(frozen=True, slots=True)
+class PauseResult:
+    """paused: trials that will not start until they are resumed. running: those that run on."""
+
+    paused: int
+    running: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> "PauseResult":
+        """Read the wire form."""
+        found = Record(value, "pause")
+        return cls(found.integer("paused"), found.integer("running"))

@@ -12,10 +12,11 @@ from urllib.parse import quote
 
 import httpx
 
-from sandmill.batches import BatchInfo, Cancellation, JobInfo
+from sandmill.batches import BatchInfo, Cancellation, JobInfo, PauseResult
 from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import NotFoundError, WaitTimeoutError
-from sandmill.jobs import Concurrency, Job, JobDefaults
+from sandmill.events import BatchEvent, follow_events
+from sandmill.jobs import Concurrency, Job, JobDefaults, Verdict
 from sandmill.logs import LogStream
 from sandmill.outputs import ArtifactInfo
 from sandmill.record import Record
@@ -92,18 +93,26 @@ class Client:
         labels: Mapping[str, str] | None = None,
         priority: int | None = None,
         concurrency: Concurrency | None = None,
+        matrix: Mapping[str, Sequence[str | float]] | None = None,
+        stop_when: Mapping[str, int] | None = None,
+        is_open: bool = False,
         idempotency_key: str | None = None,
     ) -> BatchInfo:
         """Submit jobs together; when this returns they are stored and will run, whatever crashes.
 
-        priority: -100..100. concurrency: how many may run at a time. idempotency_key: of your own, when a restart of
-        your program must not submit twice.
+        priority: -100..100. concurrency: how many may run at a time. matrix: each job is made for each combination of
+        values. stop_when: passed, failed or error to the number of such trials that ends the batch. is_open: takes more
+        jobs (`append_jobs`) until it is closed. idempotency_key: of your own, when a restart of your program must not
+        submit twice.
         """
         body = {
             "name": name,
             "labels": labels,
             "priority": priority,
             "concurrency": None if concurrency is None else concurrency.to_json(),
+            "matrix": matrix,
+            "stop_when": stop_when,
+            "open": is_open or None,
             "defaults": None if defaults is None else defaults.to_json(),
             "jobs": [job.to_json() for job in jobs],
         }
@@ -112,6 +121,28 @@ class Client:
     def submit_job(self, job: Job, *, idempotency_key: str | None = None) -> JobInfo:
         """Submit a lone job. It gets a batch of its own, named in `batch_id`, to wait for and to cancel."""
         return JobInfo.from_json(self._create("/v1/jobs", job.to_json(), idempotency_key))
+
+    def append_jobs(
+        self,
+        batch_id: str,
+        jobs: Sequence[Job],
+        *,
+        defaults: JobDefaults | None = None,
+        matrix: Mapping[str, Sequence[str | float]] | None = None,
+        idempotency_key: str | None = None,
+    ) -> BatchInfo:
+        """Append jobs to an open batch, all or none. defaults: laid over those of the batch."""
+        body = {
+            "defaults": None if defaults is None else defaults.to_json(),
+            "matrix": matrix,
+            "jobs": [job.to_json() for job in jobs],
+        }
+        path = f"/v1/batches/{_part(batch_id)}/jobs"
+        return BatchInfo.from_json(self._create(path, body, idempotency_key))
+
+    def close_batch(self, batch_id: str) -> BatchInfo:
+        """Take no more jobs: an open batch then ends with its last trial. Again is no error."""
+        return BatchInfo.from_json(self._transport.json(Call("POST", f"/v1/batches/{_part(batch_id)}/close")))
 
     def get_batch(self, batch_id: str) -> BatchInfo:
         """Look at a batch."""
@@ -178,6 +209,51 @@ class Client:
     def cancel_trial(self, trial_id: str, *, mode: Literal["graceful", "force"] = "graceful") -> Cancellation:
         """Cancel one trial; one that has ended stays as it is."""
         return self._cancel(f"/v1/trials/{_part(trial_id)}/cancel", mode)
+
+    def cancel_job(self, job_id: str, *, mode: Literal["graceful", "force"] = "graceful") -> Cancellation:
+        """Cancel the trials of one job that have not ended."""
+        return self._cancel(f"/v1/jobs/{_part(job_id)}/cancel", mode)
+
+    def pause(
+        self, *, batch_id: str | None = None, job_id: str | None = None, trial_id: str | None = None
+    ) -> PauseResult:
+        """Let nothing of one of these start until it is resumed; what runs goes on."""
+        return PauseResult.from_json(self._verb("pause", batch_id, job_id, trial_id))
+
+    def resume(
+        self, *, batch_id: str | None = None, job_id: str | None = None, trial_id: str | None = None
+    ) -> int:
+        """Undo every pause in one of these; gives how many trials that lets go."""
+        return Record(self._verb("resume", batch_id, job_id, trial_id), "resume").integer("resumed")
+
+    def retry(
+        self,
+        *,
+        batch_id: str | None = None,
+        job_id: str | None = None,
+        trial_id: str | None = None,
+        outcomes: Sequence[str] = ("error", "cancelled"),
+    ) -> int:
+        """Run finished trials with these outcomes again, each as a new trial in its place; gives how many."""
+        found = self._verb("retry", batch_id, job_id, trial_id, {"outcomes": list(outcomes)})
+        return Record(found, "retry").integer("retried")
+
+    def regrade(
+        self,
+        *,
+        batch_id: str | None = None,
+        job_id: str | None = None,
+        trial_id: str | None = None,
+        verdict: Verdict | None = None,
+    ) -> int:
+        """Grade finished trials again from what is stored; gives how many will be. verdict None: each job's own."""
+        body = {} if verdict is None else {"verdict": verdict.to_json()}
+        found = self._verb("regrade", batch_id, job_id, trial_id, body)
+        return Record(found, "regrade").integer("regrading")
+
+    def iter_events(self, batch_id: str, *, after: int = 0) -> Iterator[BatchEvent]:
+        """Give what happens in a batch as it happens, ends of trials first of all, until the batch is finished."""
+        return follow_events(self._transport, _part(batch_id), after=after)
 
     def iter_dead_letters(
         self, *, state: Literal["open", "replayed", "discarded"] | None = "open"
@@ -274,6 +350,24 @@ class Client:
         headers = {"Idempotency-Key": key or str(uuid.uuid4())}
         sent = {name: value for name, value in body.items() if value is not None}
         return self._transport.json(Call.with_json("POST", path, sent, headers=headers))
+
+    def _verb(
+        self,
+        verb: str,
+        batch_id: str | None,
+        job_id: str | None,
+        trial_id: str | None,
+        body: Mapping[str, Any] | None = None,
+    ) -> Any:
+        ids = {"batches": batch_id, "jobs": job_id, "trials": trial_id}
+        found = [(kind, key) for kind, key in ids.items() if key is not None]
+        if len(found) != 1:
+            raise ValueError(f"{verb}: give exactly one of batch_id, job_id and trial_id")
+        kind, key = found[0]
+        path = f"/v1/{kind}/{_part(key)}/{verb}"
+        return self._transport.json(
+            Call("POST", path) if body is None else Call.with_json("POST", path, body)
+        )
 
     def _cancel(self, path: str, mode: str) -> Cancellation:
         return Cancellation.from_json(self._transport.json(Call.with_json("POST", path, {"mode": mode})))
