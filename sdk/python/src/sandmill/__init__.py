@@ -29,6 +29,7 @@ from sandmill.errors import (
     WaitTimeoutError,
 )
 from sandmill.events import BatchEvent
+from sandmill.hooks import Schedule, Webhook
 from sandmill.jobs import (
     Artifact,
     Concurrency,
@@ -97,6 +98,7 @@ __all__ = [
     "RetryRule",
     "RewardVerdict",
     "SandmillError",
+    "Schedule",
     "Step",
     "StepInfo",
     "TestSet",
@@ -111,4 +113,5 @@ __all__ = [
     "UnavailableError",
     "Verdict",
     "WaitTimeoutError",
+    "Webhook",
 ]

@@ -16,6 +16,7 @@ from sandmill.batches import BatchInfo, Cancellation, JobInfo, PauseResult
 from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import NotFoundError, WaitTimeoutError
 from sandmill.events import BatchEvent, follow_events
+from sandmill.hooks import Schedule, Webhook
 from sandmill.jobs import Concurrency, Job, JobDefaults, Verdict
 from sandmill.logs import LogStream
 from sandmill.outputs import ArtifactInfo
@@ -96,13 +97,15 @@ class Client:
         matrix: Mapping[str, Sequence[str | float]] | None = None,
         stop_when: Mapping[str, int] | None = None,
         is_open: bool = False,
+        on_complete: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> BatchInfo:
         """Submit jobs together; when this returns they are stored and will run, whatever crashes.
 
         priority: -100..100. concurrency: how many may run at a time. matrix: each job is made for each combination of
         values. stop_when: passed, failed or error to the number of such trials that ends the batch. is_open: takes more
-        jobs (`append_jobs`) until it is closed. idempotency_key: of your own, when a restart of your program must not
+        jobs (`append_jobs`) until it is closed. on_complete: `{"webhook": {"url", "secret_ref", "events"}}`, a receiver
+        of its own. idempotency_key: of your own, when a restart of your program must not
         submit twice.
         """
         body = {
@@ -113,6 +116,7 @@ class Client:
             "matrix": matrix,
             "stop_when": stop_when,
             "open": is_open or None,
+            "on_complete": on_complete,
             "defaults": None if defaults is None else defaults.to_json(),
             "jobs": [job.to_json() for job in jobs],
         }
@@ -270,6 +274,41 @@ class Client:
         """Take a dead letter off the open ones; again is no error."""
         path = f"/v1/dead-letters/{_part(trial_id)}/discard"
         return DeadLetter.from_json(self._transport.json(Call("POST", path)))
+
+    def create_webhook(self, name: str, url: str, *, events: Sequence[str] = ("batch.finished",)) -> Webhook:
+        """Tell a server of what happens from now on. The secret that signs is in the answer, this once."""
+        return Webhook.from_json(
+            self._create("/v1/webhooks", {"name": name, "url": url, "events": list(events)}, None)
+        )
+
+    def iter_webhooks(self) -> Iterator[Webhook]:
+        """Give the tenant's webhooks, oldest first."""
+        return self._list("/v1/webhooks", Webhook.from_json)
+
+    def create_schedule(
+        self,
+        name: str,
+        cron: str,
+        jobs: Sequence[Job],
+        *,
+        timezone: str = "UTC",
+        catch_up: Literal["none", "one", "all"] = "none",
+        overlap: Literal["allow", "skip"] = "allow",
+    ) -> Schedule:
+        """Submit jobs together at every time of a cron expression."""
+        body = {
+            "name": name,
+            "cron": cron,
+            "timezone": timezone,
+            "batch": {"name": name, "jobs": [job.to_json() for job in jobs]},
+            "catch_up": catch_up,
+            "overlap": overlap,
+        }
+        return Schedule.from_json(self._create("/v1/schedules", body, None))
+
+    def iter_schedules(self) -> Iterator[Schedule]:
+        """Give the tenant's schedules, oldest first."""
+        return self._list("/v1/schedules", Schedule.from_json)
 
     @overload
     def report(self, batch_id: str, format: Literal["json"] = "json") -> dict[str, Any]: ...
