@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, Protocol
 
-from core.errors import NotSupportedError
+from core.errors import NotSupportedError, SpecInvalidError
 
 __all__ = [
     "EXECD_PORT",
@@ -29,6 +29,7 @@ __all__ = [
     "SandboxSpec",
     "SandboxStats",
     "StreamName",
+    "refuse_gpus",
 ]
 
 EXECD_PORT = 44772
@@ -43,6 +44,7 @@ _LIMIT_RANGES = {
     "disk_bytes": (64 << 10, 1 << 50),
     "pids": (4, 4_194_304),
     "open_files": (64, 1_048_576),
+    "gpu": (0, 64),
 }
 
 StreamName = Literal["stdout", "stderr"]
@@ -50,13 +52,17 @@ StreamName = Literal["stdout", "stderr"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Hard limits of one sandbox. All are set, none means unlimited: to kernels and engines zero often does."""
+    """Hard limits of one sandbox. All are set, none means unlimited: to kernels and engines zero often does.
+
+    gpu: whole GPUs; a runtime that hands out none refuses such a sandbox with `refuse_gpus`.
+    """
 
     cpu_millicores: int
     memory_bytes: int
     disk_bytes: int
     pids: int
     open_files: int = 1024
+    gpu: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no limit can be, before an engine reads it as none at all."""
@@ -91,6 +97,13 @@ class SandboxSpec:
         if not SANDBOX_NAME.fullmatch(self.name):
             message = f"sandbox name {self.name!r} does not match {SANDBOX_NAME.pattern}"
             raise ValueError(message)
+
+
+def refuse_gpus(spec: SandboxSpec, runtime: str) -> None:
+    """Raise SpecInvalidError for a sandbox with GPUs: for runtimes that hand out none."""
+    if spec.limits.gpu:
+        message = f"resources.gpu: sandboxes of the {runtime} runtime get no GPUs in this release; leave the field out"
+        raise SpecInvalidError(message, field="resources.gpu")
 
 
 @dataclass(frozen=True, slots=True)

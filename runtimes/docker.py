@@ -21,7 +21,7 @@ from core.errors import (
     NotSupportedError,
     RuntimeUnavailableError,
 )
-from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats, refuse_gpus
 from runtimes.bundle import BUNDLE_MOUNT, TOKEN_VARIABLE, Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
@@ -126,6 +126,7 @@ class DockerRuntime(Runtime):
             raise NotSupportedError(
                 "entrypoint: the docker runtime starts none beside execd; run a command instead"
             )
+        refuse_gpus(spec, self.name)
         bundle = self._prepare()
         deadline = Deadline(timeout_seconds)
         rules = self.rules()

@@ -344,6 +344,7 @@ class _Run:
                 memory_bytes=resources.memory_bytes,
                 disk_bytes=resources.disk_bytes,
                 pids=resources.pids,
+                gpu=resources.gpu,
             ),
             env=self._environment(),
             workdir=self._spec.workdir,

@@ -124,7 +124,8 @@ class Dispatcher:
             return []
         limits = self._limits(free, nodes)
         trials = FairShareRepository(connection).pick(free, limits, start=_any_place(), only=only)
-        pairs = place(trials, free, avoid_seconds=self._policy.avoid_node_seconds)
+        full = [node for node in nodes if node.free_slots <= 0]
+        pairs = place(trials, free, full=full, avoid_seconds=self._policy.avoid_node_seconds)
         placed = [(trial, node, new_id()) for trial, node in _until_full(trials, pairs)]
         if not placed:
             return []

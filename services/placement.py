@@ -11,13 +11,18 @@ __all__ = ["could_hold", "has_room", "place"]
 
 
 def place(
-    trials: Sequence[QueuedTrial], nodes: Sequence[NodeRoom], *, avoid_seconds: float = 0.0
+    trials: Sequence[QueuedTrial],
+    nodes: Sequence[NodeRoom],
+    *,
+    full: Sequence[NodeRoom] = (),
+    avoid_seconds: float = 0.0,
 ) -> list[tuple[UUID, UUID]]:
     """Give (trial id, node id) pairs, in the order of the trials; a trial that fits nowhere is left out.
 
     Best fit: a node that has the image; of those the one on which the scarcest resource is left fullest, so that
     large free pieces stay whole; ties go to the node with more free slots, then by id. A node that a trial avoids is
-    taken only if no other of these nodes could ever hold the trial, or the trial has waited for `avoid_seconds`.
+    taken only if no other one, of those that are `full` now neither, could ever hold the trial, or the trial has waited
+    for `avoid_seconds`.
     Never gives a node more than its free slots, cpu, memory or GPUs.
     """
     rooms = {node.id: node for node in nodes}
@@ -25,7 +30,7 @@ def place(
     for trial in trials:
         fitting = [node for node in rooms.values() if has_room(trial, node)]
         if trial.avoided:
-            fitting = _without_avoided(trial, nodes, fitting, avoid_seconds)
+            fitting = _without_avoided(trial, [*nodes, *full], fitting, avoid_seconds)
         best = min(fitting, key=partial(_rank, trial), default=None)
         if best is None:
             continue

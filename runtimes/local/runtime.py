@@ -25,6 +25,7 @@ from runtimes.base import (
     SandboxHandle,
     SandboxSpec,
     SandboxStats,
+    refuse_gpus,
 )
 from runtimes.cgroups import CgroupTree
 from runtimes.deadline import Deadline
@@ -113,6 +114,7 @@ class LocalRuntime(Runtime):
 
     def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
         """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
+        refuse_gpus(spec, self.name)
         prepared = self._prepare()
         deadline = Deadline(timeout_seconds)
         base = self._images.base_of(spec.image)

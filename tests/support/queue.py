@@ -65,44 +65,34 @@ class QueueWorld:
         """Queue `count` trials of one new job; columns go to the trials."""
         spec = spec or make_spec()
         batch, job = new_id(), new_id()
-        self.execute(
-            "INSERT INTO batches (id, tenant_id, job_count, trial_count) VALUES (%(id)s, %(t)s, 1, %(n)s)",
-            id=batch,
-            t=tenant,
-            n=count,
-        )
-        for item in spec.inputs:
-            if item.blob is not None:
-                self.execute(
-                    "INSERT INTO blobs (tenant_id, digest, size_bytes) VALUES (%(t)s, %(d)s, 1) ON CONFLICT DO NOTHING",
-                    t=tenant,
-                    d=item.blob,
-                )
-        self.execute(
-            "INSERT INTO jobs (id, tenant_id, batch_id, ordinal, key, kind, digest, spec, trial_count)"
-            " VALUES (%(id)s, %(t)s, %(b)s, 0, %(k)s, 'run', %(d)s, %(s)s, %(n)s)",
-            id=job,
-            t=tenant,
-            b=batch,
-            k=spec.key,
-            d=spec.digest,
-            s=Jsonb(spec.to_json()),
-            n=count,
-        )
         values = {"cpu_millicores": 1000, "memory_bytes": 1 << 28, "runtime": "fake", **columns}
         names = ", ".join(values)
         places = ", ".join(f"%({name})s" for name in values)
         ids = [new_id() for _ in range(count)]
-        for index, trial in enumerate(ids):
-            self.execute(
+        common = {"b": batch, "j": job, "t": tenant, "n": count}
+        # In one transaction, as a submission is: a job has never fewer trials than it says.
+        with self.engine.begin() as connection:
+            run = connection.exec_driver_sql
+            run(
+                "INSERT INTO batches (id, tenant_id, job_count, trial_count) VALUES (%(b)s, %(t)s, 1, %(n)s)",
+                common,
+            )
+            for item in spec.inputs:
+                if item.blob is not None:
+                    run(
+                        "INSERT INTO blobs (tenant_id, digest, size_bytes) VALUES (%(t)s, %(d)s, 1)"
+                        " ON CONFLICT DO NOTHING",
+                        {"t": tenant, "d": item.blob},
+                    )
+            run(
+                "INSERT INTO jobs (id, tenant_id, batch_id, ordinal, key, kind, digest, spec, trial_count)"
+                " VALUES (%(j)s, %(t)s, %(b)s, 0, %(k)s, 'run', %(d)s, %(s)s, %(n)s)",
+                {**common, "k": spec.key, "d": spec.digest, "s": Jsonb(spec.to_json())},
+            )
+            run(
                 f"INSERT INTO trials (id, tenant_id, batch_id, job_id, index, {names})"
                 f" VALUES (%(id)s, %(t)s, %(b)s, %(j)s, %(i)s, {places})",
-                id=trial,
-                t=tenant,
-                b=batch,
-                j=job,
-                i=index,
-                **values,
+                [{**common, **values, "id": trial, "i": index} for index, trial in enumerate(ids)],
             )
         return ids
 
