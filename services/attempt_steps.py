@@ -162,7 +162,7 @@ class StepRunner:
             control.set_deadline(None)
         if result.error is not None:
             self._tools.pump.write(step.name, "stderr", f"{result.error}\n".encode())
-        is_idle = watch is not None and watch.has_fired and result.interrupted and not control.stop.is_set()
+        is_idle = watch is not None and watch.has_fired and result.interrupted
         return _to_step_result(step, result, is_idle=is_idle)
 
     def _idle_watch(self, limit_seconds: float) -> IdleWatch:

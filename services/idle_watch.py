@@ -28,28 +28,44 @@ class IdleWatch:
     """
 
     def __init__(
-        self, limit_seconds: float, *, cpu_seconds: Callable[[], float | None], on_idle: Callable[[], None]
+        self,
+        limit_seconds: float,
+        *,
+        cpu_seconds: Callable[[], float | None],
+        on_idle: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """cpu_seconds: used by the sandbox so far; None where the host does not tell, and then only output counts.
 
-        on_idle: called once, after limit_seconds without either.
+        on_idle: called once, after limit_seconds without either. clock: seconds, never set back.
         """
         self.has_fired = False
         self._limit = limit_seconds
         self._pause = min(limit_seconds / _LOOKS, _LONGEST_PAUSE_SECONDS)
         self._cpu_seconds = cpu_seconds
         self._on_idle = on_idle
+        self._clock = clock
         self._over = threading.Event()
-        self._last_sign = time.monotonic()
+        self._last_sign = self._looked = clock()
+        self._used = self._read_cpu()
         self._thread = threading.Thread(target=self._run, name="idle-watch", daemon=True)
 
     def note_output(self) -> None:
         """Say that the step has printed something. Cheap, from any thread."""
-        self._last_sign = time.monotonic()
+        self._last_sign = self._clock()
+
+    def look(self) -> None:
+        """See whether anything has happened since the last look, and fire if that is too long ago."""
+        now, used = self._clock(), self._read_cpu()
+        if self._has_worked(used, now - self._looked):
+            self._last_sign = now
+        self._looked, self._used = now, used
+        if now - self._last_sign >= self._limit and not self.has_fired:
+            self.has_fired = True
+            self._on_idle()
 
     def __enter__(self) -> Self:
         """Start to watch."""
-        self._last_sign = time.monotonic()
         self._thread.start()
         return self
 
@@ -61,20 +77,13 @@ class IdleWatch:
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        looked, used = time.monotonic(), self._read_cpu()
-        while not self._over.wait(self._pause):
-            now, used_now = time.monotonic(), self._read_cpu()
-            if (
-                used is not None
-                and used_now is not None
-                and used_now - used >= _WORKING_SHARE * (now - looked)
-            ):
-                self._last_sign = now
-            looked, used = now, used_now
-            if now - self._last_sign >= self._limit:
-                self.has_fired = True
-                self._on_idle()
-                return
+        while not self.has_fired and not self._over.wait(self._pause):
+            self.look()
+
+    def _has_worked(self, used: float | None, seconds: float) -> bool:
+        if self._used is None or used is None:
+            return False
+        return used - self._used >= _WORKING_SHARE * seconds > 0
 
     def _read_cpu(self) -> float | None:
         try:

@@ -190,6 +190,15 @@ def test_attempt_that_a_living_worker_does_not_end_is_taken_from_it(world: Queue
     assert not seat.finish(claimed)
 
 
+def test_attempt_that_nobody_has_claimed_is_recalled_and_never_overdue(world: QueueWorld, reaper):
+    world.session()
+    (trial,) = world.trials(world.tenant())
+    world.dispatcher.tick()
+    let_pass(world, trial)
+    reaper.reap()
+    assert world.attempt(trial, 1)["state"] == "dispatched"
+
+
 def test_attempts_are_overdue_only_after_their_worker_had_its_time_with_this_scheduler(world, reaper):
     _, trial, _ = start_one(world)
     let_pass(world, trial)

@@ -1,13 +1,14 @@
 """Each of an attempt's times, as the worker keeps it."""
 
 import threading
+import time
 
 import pytest
 
 from core.errors import RegistryRateLimitedError
 from runtimes.base import SandboxStats
 from runtimes.fake import FakeRuntime
-from services.attempt_control import AttemptControl
+from services.attempt_control import AttemptControl, StopReason
 from services.jobspec import Input, RetryBudget, RetryRule, Step, StepRole, Timeouts
 from tests.support.queue import QueueWorld, make_spec
 from tests.support.worker import running_bench
@@ -134,9 +135,15 @@ def test_inputs_that_do_not_arrive_in_time_are_a_start_timeout(world: QueueWorld
         thread = threading.Thread(target=bench.answer, args=(bell, control))
         thread.start()
         assert uploading.wait(10)
-        control._deadlines["attempt"] = 0.0  # its time is over
-        control.check_deadline()
-        thread.join(10)
+        try:
+            # The time of the start, the grace and a margin.
+            assert 100 < control._deadlines["attempt"] - time.monotonic() <= 140
+            control._deadlines["attempt"] = 0.0
+            control.check_deadline()
+            thread.join(10)
+        finally:
+            control.request(StopReason.DISOWNED)
+            thread.join(10)
         row = world.trial(bell.trial_id)
     assert (row["outcome"], row["failure"]["class"], row["failure"]["code"]) == (
         "error",
