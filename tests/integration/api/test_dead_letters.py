@@ -1,32 +1,63 @@
 """Dead letters as a tenant sees them: listed, replayed once, discarded."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from tests.integration.api.conftest import ApiWorld, first_trial, make_batch, make_job, submit
+from tests.integration.api.conftest import (
+    ApiWorld,
+    RunningApi,
+    first_trial,
+    make_batch,
+    make_job,
+    make_settings,
+    open_api,
+    submit,
+)
+from tests.support.services import new_database
 
 FAILURE = {"class": "infra", "code": "daemon_error", "message": "the engine does not answer"}
 
 
-def die(api: ApiWorld, batch: dict[str, Any]) -> str:
-    """Let the first trial of a batch end without a verdict; gives its id."""
+@pytest.fixture(scope="module")
+def shared_api(
+    postgres_url: str, migrated_template: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningApi]:
+    """An application and a database for this file: its trials are dispatched, which takes those of all tenants."""
+    home = tmp_path_factory.mktemp("dead-letters") / "home"
+    with (
+        new_database(postgres_url, template=migrated_template) as url,
+        open_api(make_settings(url, redis_url, home)) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def api(shared_api: RunningApi) -> Iterator[ApiWorld]:
+    with shared_api.new_tenant() as opened:
+        yield opened
+        for batch in opened.client.get("/v1/batches").json()["items"]:
+            opened.client.post(f"/v1/batches/{batch['id']}/cancel")
+
+
+def die(api: ApiWorld, batch: dict[str, Any], *, index: int = 0) -> str:
+    """Let one trial of a batch end without a verdict, and the others pass; gives its id."""
     world = api.world
-    trial = first_trial(api.client, batch["id"])["id"]
-    # As a worker's end does it, without a worker for each.
-    world.execute(
-        "UPDATE trials SET state = 'running', fence = fence + 1, attempts_used = 2 WHERE id = %(t)s", t=trial
-    )
-    world.execute(
-        "UPDATE trials SET state = 'finished', outcome = 'error', failure = %(f)s::jsonb, finished_at = now()"
-        " WHERE id = %(t)s",
-        f=json.dumps(FAILURE),
-        t=trial,
-    )
-    return trial
+    trials = api.client.get(f"/v1/batches/{batch['id']}/trials").json()["items"]
+    (dead,) = (trial["id"] for trial in trials if trial["index"] == index)
+    seat = world.session()
+    world.dispatcher.tick()
+    for bell in world.bells.rung:
+        claimed = seat.claim(bell)
+        assert claimed is not None
+        assert seat.start(claimed)
+        end = {"outcome": "error", "reason": "daemon_error", "failure": json.dumps(FAILURE), "infra_loss": 1}
+        assert seat.finish(claimed, **(end if str(bell.trial_id) == dead else {}))
+    world.execute("UPDATE worker_sessions SET ended_at = now() WHERE id = %(id)s", id=seat.session_id)
+    return dead
 
 
 @pytest.fixture
@@ -41,7 +72,7 @@ def replay(api: ApiWorld, trial: str, body: Any = None, **headers: str) -> Any:
 def test_dead_letter_is_listed_and_shown(api: ApiWorld, dead: str):
     (letter,) = api.client.get("/v1/dead-letters").json()["items"]
     assert (letter["trial_id"], letter["state"], letter["code"]) == (dead, "open", "daemon_error")
-    assert (letter["job_key"], letter["attempts"], letter["nodes_lost"]) == ("job", 2, 0)
+    assert (letter["job_key"], letter["attempts"], letter["nodes_lost"]) == ("job", 1, 0)
     assert letter["failure"]["message"] == FAILURE["message"]
     assert api.client.get(f"/v1/dead-letters/{dead}").json() == letter
 
@@ -49,10 +80,7 @@ def test_dead_letter_is_listed_and_shown(api: ApiWorld, dead: str):
 def test_replay_runs_the_same_sample_again_as_a_lone_job(api: ApiWorld):
     job = make_job(key="k", labels={"repo": "r"}, trials={"count": 3, "seed": 40}, priority=7)
     batch = submit(api.client, make_batch(jobs=[job]))
-    rows = api.rows("SELECT id FROM trials WHERE batch_id = %(b)s AND index = 2", b=batch["id"])
-    api.rows("DELETE FROM trials WHERE batch_id = %(b)s AND index < 2", b=batch["id"])
-    dead = die(api, batch)
-    assert UUID(dead) == rows[0]["id"]
+    dead = die(api, batch, index=2)
 
     response = replay(api, dead)
 
