@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from api.errors import BodyTimeoutError, UnsupportedMediaError
 from core.errors import InvalidRequestError, PayloadTooLargeError
 
-__all__ = ["json_body", "small_json_body", "stream_body"]
+__all__ = ["json_body", "optional_json_body", "small_json_body", "stream_body"]
 
 _IDLE_SECONDS = 30.0
 """A client that sends nothing for so long in the middle of its body has gone or does harm."""
@@ -65,6 +65,11 @@ json_body = _json_reader(
     lambda request: int(request.app.state.services.settings.max_body_bytes), required=True
 )
 """Dependency: the bytes of a JSON body. They are parsed on the handler's thread, not in the event loop."""
+
+optional_json_body = _json_reader(
+    lambda request: int(request.app.state.services.settings.max_body_bytes), required=False
+)
+"""Dependency: the same for a verb whose body may be left out and may be large."""
 
 small_json_body = _json_reader(lambda _request: _SMALL_BYTES, required=False)
 """Dependency: the same for a verb whose body may be left out and is never large."""

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends
 
-from api.body import json_body, small_json_body
+from api.body import optional_json_body, small_json_body
 from api.json_body import parse_json
 from api.openapi_parts import json_request
 from api.schemas.batches import (
@@ -49,7 +49,7 @@ _REGRADE: dict[str, Any] = {
     ),
 }
 Body = Annotated[bytes, Depends(small_json_body)]
-LargeBody = Annotated[bytes, Depends(json_body)]
+LargeBody = Annotated[bytes, Depends(optional_json_body)]
 
 
 @router.post("/batches/{batch_id}/cancel", summary="Cancel a batch", tags=["batches"], **_CANCEL)
