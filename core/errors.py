@@ -196,6 +196,12 @@ class ExecdUnreachableError(RunFailure):
     code = "execd_unreachable"
 
 
+class NodeLostError(RunFailure):
+    """The worker that ran an attempt went away, and the next one cannot go on with it."""
+
+    code = "node_lost"
+
+
 class ArtifactUploadError(RunFailure):
     """A collected file could not be stored."""
 

@@ -27,7 +27,7 @@ MAX_CONTENT_CHARACTERS: Final = 16 * 1024
 ABSENCE_BYTES: Final = 1024 * 1024
 """How far a command that is kept may go on while it has no client."""
 
-REREAD_BYTES: Final = 1280 * 1024
+REREAD_BYTES: Final = 1536 * 1024
 """So much of what a client was sent before it left may never have reached its disk: the next one asks for it again."""
 
 _IS_SET: Final = asyncio.Event()

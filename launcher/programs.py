@@ -63,6 +63,7 @@ class Program(Service):
         env: Mapping[str, str],
         probe: Callable[[int], bool],
         stop_timeout_seconds: float = 10.0,
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         """env: the whole environment. probe: gets the pid, says whether the program works."""
         super().__init__()
@@ -72,6 +73,7 @@ class Program(Service):
         self._home = home
         self._probe = probe
         self._stop_timeout_seconds = stop_timeout_seconds
+        self._stop_signal = stop_signal
 
     def spec(self) -> ChildSpec:
         """Describe the child. A killed launcher takes it along by SIGKILL: leases and fences are made for that."""
@@ -82,6 +84,7 @@ class Program(Service):
             log=self._home.logs / f"{self.name}.log",
             cwd=self._home.path,
             stop_timeout_seconds=self._stop_timeout_seconds,
+            stop_signal=self._stop_signal,
             death_signal=signal.SIGKILL,
             inherited_fds=(self._home.children_lock_fd,),
         )

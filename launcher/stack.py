@@ -1,6 +1,7 @@
 """The whole stack as children of this process: started in order, watched, stopped in order."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,12 +22,16 @@ from launcher.service import Service, stop_services, wait_until_ready
 from launcher.state import Home
 from launcher.supervisor import Supervisor
 from launcher.valkey import EmbeddedValkey
+from workers.watching import end_sandboxes
 
 __all__ = ["Stack", "StackConfig"]
 
 _FLOWER_USER = "sandmill"
 _SECRET_KEY = "SANDMILL_SECRET_KEY"  # noqa: S105 -- a name
 _WATCH_SECONDS = 0.2
+_END_SECONDS = 10.0
+"""For the watchdog to kill and remove what a killed worker left."""
+
 _LOG_CHECK_SECONDS = 10.0
 
 
@@ -64,6 +69,7 @@ class Stack:
         self.redis_url = ""
         self.api_key = ""
         self._flower_password = ""
+        self._node_folder: Path | None = None
 
     @property
     def api_url(self) -> str:
@@ -117,6 +123,9 @@ class Stack:
         """Stop all in the reverse order and give the home free. Idempotent."""
         for stage in reversed(self._stages):
             stop_services(stage, is_hurried=self._is_hurried)
+        if self._stages and self._node_folder is not None:
+            # A worker that was killed has left its sandboxes to a next one, which is not to come.
+            end_sandboxes(self._node_folder, timeout_seconds=_END_SECONDS)
         self._stages = []
         self._held.close()
 
@@ -126,6 +135,7 @@ class Stack:
         # Before anything is started: what can be refused at once should be.
         if self.api_port:
             check_port_is_free(self.api_port, purpose="API")
+        self._node_folder = home.path / "node"
         self._start_stores(home)
         migrate(self.database_url)
         self.api_key = ensure_api_key(self.database_url, home)
@@ -166,6 +176,8 @@ class Stack:
                 env={name: value for name, value in env.items() if name != _SECRET_KEY},
                 probe=probe.has_worker,
                 stop_timeout_seconds=15,
+                # It gives back what runs; at SIGTERM it would leave that to the next worker.
+                stop_signal=signal.SIGINT,
             ),
             Program(
                 "api",

@@ -17,15 +17,20 @@ from runtimes.local.modes import local_modes
 from runtimes.local.runtime import LocalRuntime
 
 __all__ = [
+    "CGROUP_PARENT",
     "RUNTIME_NAMES",
     "RuntimeConfig",
     "build_runtime",
     "from_config",
+    "local_state",
     "open_image_store",
     "runtime_modes",
 ]
 
 RuntimeConfig = Annotated[LocalConfig | DockerConfig | FakeConfig, Field(discriminator="type")]
+
+CGROUP_PARENT: str = LocalConfig.model_fields["cgroup_parent"].default
+"""Of the groups of sandboxes of the `local` runtime that `build_runtime` makes."""
 
 RUNTIME_NAMES = ("local", "docker", "fake")
 
@@ -55,6 +60,11 @@ def open_image_store(folder: Path, *, docker_config: Path | None = None) -> Imag
     config = _local_config(folder)
     as_root = can_change_user(config.uid_base)
     return ImageStore(config.state_dir / "images", as_root=as_root, docker_config=docker_config)
+
+
+def local_state(folder: Path) -> Path:
+    """Give the state folder of the `local` runtime that `build_runtime` makes with the same folder."""
+    return _local_config(folder).state_dir
 
 
 def runtime_modes(name: str, folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Literal
 
@@ -43,7 +44,7 @@ class AttemptControl:
     """One per attempt, shared by the thread that runs it and those that watch it.
 
     `stop` is set for a graceful end: the command gets TERM, then KILL after the grace. A kill removes the sandbox
-    from outside, which also works when execd does not listen any more.
+    from outside, which also works when execd does not listen any more. is_kept: its sandbox outlives this process.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,9 @@ class AttemptControl:
         self.stop = threading.Event()
         self.reason: StopReason | None = None
         self._step_stop = threading.Event()
+        self.is_kept = False
         self._lock = threading.Lock()
+        self._whole = threading.Lock()
         self._kill: Callable[[], None] | None = None
         self._killed = False
         self._deadlines: dict[str, float] = {}
@@ -65,6 +68,16 @@ class AttemptControl:
     def killed(self) -> bool:
         """Whether the sandbox was removed from outside."""
         return self._killed
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Let this process not be left within the block, see `hold`: what it does cannot be gone on with."""
+        with self._whole:
+            yield
+
+    def hold(self, timeout_seconds: float) -> bool:
+        """Wait until another process could go on with the attempt, and keep it so; False if that takes longer."""
+        return self._whole.acquire(timeout=timeout_seconds)
 
     def arm(self, kill: Callable[[], None]) -> None:
         """Say how to remove the sandbox; does so at once if a kill came before."""

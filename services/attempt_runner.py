@@ -23,6 +23,7 @@ from core.errors import (
     CreateTimeoutError,
     ExecdUnreachableError,
     FailureClass,
+    NodeLostError,
     RunFailure,
     RuntimeUnavailableError,
 )
@@ -38,10 +39,19 @@ from core.metrics import (
     SANDBOX_START_SECONDS,
 )
 from core.tracing import span
-from repositories.attempts import COLLECT_SECONDS, AttemptEnd, AttemptRepository, ClaimedAttempt
+from models.states import AttemptState
+from repositories.attempts import (
+    COLLECT_SECONDS,
+    ArtifactRow,
+    AttemptEnd,
+    AttemptRepository,
+    ClaimedAttempt,
+)
 from repositories.log_chunks import LogChunkRepository
 from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
+from services.attempt_journal import AttemptJournal
+from services.attempt_progress import Progress, boot_seconds
 from services.attempt_steps import ArtifactCollector, SandboxSpoiledError, SandboxTools, StepRunner
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogSummary, LogWriter
@@ -73,13 +83,35 @@ class _Phase(Enum):
     COLLECT = "collect"
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """All that there is to write in the end."""
+
+    attempt: AttemptEnd
+    artifacts: tuple[ArtifactRow, ...]
+    failure_class: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Give JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "_End":
+        """Read what `to_json` gave."""
+        rows = tuple(ArtifactRow(**row) for row in value["artifacts"])
+        return cls(AttemptEnd(**value["attempt"]), rows, value["failure_class"])
+
+
 class _DisownedError(Exception):
     """The attempt belongs to somebody else: stop at once, write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What all attempts of a worker share. runtimes: by name, those this node offers. rng: for jitter."""
+    """What all attempts of a worker share. runtimes: by name, those this node offers. rng: for jitter.
+
+    journal: where notes for the next worker of this node are kept; None: it could not go on with anything.
+    """
 
     engine: Engine
     runtimes: Mapping[str, Runtime]
@@ -87,6 +119,7 @@ class WorkerParts:
     logs: LogWriter
     node_id: UUID
     log_cap_bytes: int
+    journal: AttemptJournal | None = None
     rng: Random = field(default_factory=Random)
     images: SeenImages = field(default_factory=SeenImages)
 
@@ -106,10 +139,11 @@ class AttemptRunner:
         control: AttemptControl,
         *,
         rung_by: str | None = None,
+        is_adopted: bool = False,
     ) -> None:
         """Run a claimed attempt to its end. Never raises: whatever happens becomes the attempt's failure.
 
-        rung_by: traceparent of the dispatch that led here.
+        rung_by: traceparent of the dispatch that led here. is_adopted: another worker has claimed it before.
         """
         attributes: dict[str, str | int] = {
             "sandmill.trial.id": str(claimed.trial_id),
@@ -117,7 +151,8 @@ class AttemptRunner:
             "sandmill.attempt.fence": claimed.fence,
             "sandmill.runtime": claimed.runtime,
         }
-        QUEUE_WAIT_SECONDS.observe(claimed.waited_seconds)
+        if not is_adopted:
+            QUEUE_WAIT_SECONDS.observe(claimed.waited_seconds)
         with span(
             "attempt", parent=claimed.traceparent, link=rung_by, kind="consumer", attributes=attributes
         ):
@@ -125,11 +160,19 @@ class AttemptRunner:
 
     def _run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
         spec = self._specs.get(claimed)
-        logs = self._parts.logs
+        logs, journal = self._parts.logs, self._parts.journal
+        runtime = self._parts.runtimes.get(claimed.runtime)
+        if runtime is None or not runtime.outlives:
+            journal = None
+        control.is_kept = journal is not None
         pump = logs.open(
-            claimed.attempt_id, claimed.trial_id, claimed.fence, cap_bytes=self._parts.log_cap_bytes
+            claimed.attempt_id,
+            claimed.trial_id,
+            claimed.fence,
+            cap_bytes=self._parts.log_cap_bytes,
+            spool=journal.spool(claimed.attempt_id) if journal else None,
         )
-        run = _Run(self._parts, claimed, session_id, control=control, spec=spec, pump=pump)
+        run = _Run(self._parts, claimed, session_id, control=control, spec=spec, pump=pump, journal=journal)
         try:
             run.execute()
         except _DisownedError:
@@ -140,6 +183,8 @@ class AttemptRunner:
             run.give_up(error)
         finally:
             logs.forget(claimed.attempt_id)
+            if journal is not None:
+                journal.forget(claimed.attempt_id)
 
 
 class _SpecCache:
@@ -174,8 +219,10 @@ class _Run:
         control: AttemptControl,
         spec: JobSpec,
         pump: LogPump,
+        journal: AttemptJournal | None,
     ) -> None:
         self._parts = parts
+        self._journal = journal
         self._statements = parts.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._claimed = claimed
         self._session_id = session_id
@@ -184,24 +231,48 @@ class _Run:
         self._pump = pump
         self._steps: list[StepResult] = []
         self._stats = SandboxStats()
-        self._started = time.monotonic()
+        now = time.monotonic()
+        self._started = now - claimed.elapsed_seconds
         left = claimed.total_left_seconds
-        self._deadline = self._started + (spec.timeouts.total if left is None else left)
-        self._start_deadline = self._started + claimed.start_left_seconds
-        self._run_deadline: float | None = None
+        self._deadline = now + (spec.timeouts.total if left is None else left)
+        self._start_deadline = now + claimed.start_left_seconds
+        self._run_deadline = None if claimed.run_left_seconds is None else now + claimed.run_left_seconds
+        # What has begun to run is gone on with; a start is simply made again.
+        self._is_resumed = claimed.state != AttemptState.STARTING
+        self._sandbox: tuple[Runtime, SandboxHandle] | None = None
+        self._progress: Progress | None = None
         self._phase = _Phase.START
         self._collector: ArtifactCollector | None = None
         self._runner: StepRunner | None = None
-        self._is_removed = True
 
     def execute(self) -> None:
         """Run, then write the end."""
         if self._claimed.desired == "cancel":
             self._control.request(StopReason.CANCEL)
-        verdict = self._attempt()
-        if self._control.disowned:
-            raise _DisownedError
-        self._finish(verdict)
+        try:
+            end = self._noted_end() or self._to_end(self._attempt())
+            if self._control.disowned:
+                raise _DisownedError
+            if self._journal is not None:
+                self._journal.note_end(self._claimed.attempt_id, end.to_json())
+        finally:
+            # After this nothing of the attempt runs any more, whatever is written next.
+            is_removed = self._remove_sandbox()
+        self._finish(end, is_removed=is_removed)
+
+    def _noted_end(self) -> "_End | None":
+        """Give the end that another worker came to, but could not write any more."""
+        if self._journal is None or not self._is_resumed:
+            return None
+        noted = self._journal.end(self._claimed.attempt_id)
+        if noted is None:
+            return None
+        with suppress(NodeLostError):
+            self._find_sandbox()
+        return _End.from_json(noted)
+
+    def _remove_sandbox(self) -> bool:
+        return self._sandbox is None or _remove(*self._sandbox)
 
     def give_up(self, error: Exception) -> None:
         """Record the least there is to say, when the end itself could not be written.
@@ -210,8 +281,9 @@ class _Run:
         """
         self._steps.clear()
         message = f"the result could not be recorded: {type(error).__name__}"
+        failure = Failure(FailureClass.INFRA, "unknown", message, retryable=True)
         with suppress(_DisownedError, SQLAlchemyError):
-            self._finish(_no_verdict(Failure(FailureClass.INFRA, "unknown", message, retryable=True)))
+            self._finish(self._to_end(_no_verdict(failure)), is_removed=self._remove_sandbox())
 
     def _left(self) -> float:
         """Seconds that the steps may still take, by the trial's total and the attempt's run time."""
@@ -226,8 +298,10 @@ class _Run:
 
     def _attempt(self) -> Grade:
         """Give the verdict, or an error outcome that says why there is none."""
-        if self._control.stop.is_set():
+        if self._control.stop.is_set() and not self._is_resumed:
             return self._stopped()
+        if self._is_resumed:
+            self._resume_log()
         try:
             return self._in_sandbox()
         except RunFailure as error:
@@ -313,25 +387,41 @@ class _Run:
         self._control.set_deadline(max(0.0, seconds), of="attempt")
 
     def _in_sandbox(self) -> Grade:
-        claimed = self._claimed
-        runtime = self._parts.runtimes.get(claimed.runtime)
-        if runtime is None:
-            raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
-        with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
-            handle = runtime.create(
-                self._sandbox_spec(), timeout_seconds=max(0.1, min(self._start_left(), self._left()))
-            )
+        runtime, handle = self._find_sandbox() if self._is_resumed else self._create_sandbox()
         try:
             failpoint("worker.after_create")
             self._parts.images.note(self._spec.image)
             self._control.arm(lambda: runtime.remove(handle))
-            self._enter_phase(_Phase.START)
+            self._enter_phase(_Phase.STEPS if self._is_resumed else _Phase.START)
             return self._run_steps(runtime, handle)
         finally:
             self._control.set_deadline(None, of="attempt")
-            # After this nothing of the attempt runs any more, whatever is written next.
             self._stats = _read_stats(runtime, handle)
-            self._is_removed = _remove(runtime, handle)
+
+    def _runtime(self) -> Runtime:
+        runtime = self._parts.runtimes.get(self._claimed.runtime)
+        if runtime is None:
+            raise RuntimeUnavailableError(f"this node does not offer the runtime {self._claimed.runtime}")
+        return runtime
+
+    def _create_sandbox(self) -> tuple[Runtime, SandboxHandle]:
+        """Make it; one that another worker has made for this attempt is taken as it is."""
+        runtime = self._runtime()
+        with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
+            handle = runtime.create(
+                self._sandbox_spec(), timeout_seconds=max(0.1, min(self._start_left(), self._left()))
+            )
+        self._sandbox = runtime, handle
+        return self._sandbox
+
+    def _find_sandbox(self) -> tuple[Runtime, SandboxHandle]:
+        """Find what another worker has made. Raises NodeLostError."""
+        runtime, name = self._runtime(), self._claimed.sandbox_name
+        handle = next((each for each in runtime.list() if each.name == name), None)
+        if handle is None:
+            raise NodeLostError("the worker went away, and the sandbox with it")
+        self._sandbox = runtime, handle
+        return self._sandbox
 
     def _sandbox_spec(self) -> SandboxSpec:
         resources = self._spec.resources
@@ -371,19 +461,21 @@ class _Run:
             control=self._control,
             oom_kills=lambda: runtime.stats(handle).oom_kills,
             cpu_seconds=lambda: runtime.stats(handle).cpu_seconds,
+            attempt_id=self._claimed.attempt_id,
+            journal=self._journal,
         )
         runner = self._runner = StepRunner(self._spec, tools, env=self._environment(), left=self._left)
         self._collector = ArtifactCollector(tools)
         try:
-            runner.upload_inputs(None)
-            for number, step in enumerate(self._spec.steps):
-                self._enter_step(step.name, first=number == 0)
-                failpoint("worker.after_start")
-                runner.upload_inputs(step.name)
+            begun = self._resume_steps(runner) if self._is_resumed else None
+            if begun is None:
+                runner.upload_inputs(None)
+            for number in range(begun.step if begun else 0, len(self._spec.steps)):
+                step = self._spec.steps[number]
                 with span(
                     "step", attributes={"sandmill.step.role": step.role.value, "sandmill.step.number": number}
                 ):
-                    result = runner.run(step)
+                    result = self._run_step(runner, number, begun)
                 self._steps.append(result)
                 failpoint("worker.after_exit")
                 if self._control.stop.is_set():
@@ -394,15 +486,48 @@ class _Run:
         finally:
             client.close()
 
-    def _enter_step(self, name: str, *, first: bool) -> None:
+    def _resume_log(self) -> None:
+        """Take over the log where another worker left it."""
+        claimed = self._claimed
+        stored = self._database(
+            lambda connection: LogChunkRepository(connection).stored(claimed.trial_id, claimed.fence)
+        )
+        self._pump.resume(stored)
+
+    def _resume_steps(self, runner: StepRunner) -> Progress:
+        """Take over the steps where another worker left them. Raises NodeLostError if it left no word."""
+        if self._claimed.progress is None:
+            raise NodeLostError("the worker went away, and had not kept how far it came")
+        progress = self._progress = Progress.from_json(self._claimed.progress)
+        self._steps = list(progress.results)
+        runner.fetch_output(progress)
+        return progress
+
+    def _run_step(self, runner: StepRunner, number: int, begun: Progress | None) -> StepResult:
+        if begun is not None and begun.step == number:
+            result = runner.resume(begun)
+            if result is not None:
+                return result
+            progress = begun
+        else:
+            progress = self._enter_step(runner, number)
+        failpoint("worker.after_start")
+        runner.upload_inputs(self._spec.steps[number].name)
+        return runner.run(progress)
+
+    def _enter_step(self, runner: StepRunner, number: int) -> Progress:
         """Write which step runs now; the first one also moves the attempt to running."""
-        if first:
-            timeouts = self._spec.timeouts
+        name, timeouts = self._spec.steps[number].name, self._spec.timeouts
+        left = self._left_for_steps(first=number == 0)
+        progress = runner.prepare(number, self._progress, self._steps, left_seconds=left)
+        self._progress = progress
+        if number == 0:
             mine = self._write(
                 lambda attempts: attempts.mark_running(
                     self._claimed,
                     self._session_id,
                     phase=name,
+                    progress=progress.to_json(),
                     total_seconds=timeouts.total,
                     run_seconds=timeouts.run,
                     grace_seconds=timeouts.grace,
@@ -415,10 +540,23 @@ class _Run:
                 self._run_deadline = now + timeouts.run
             self._enter_phase(_Phase.STEPS)
         else:
-            mine = self._write(lambda attempts: attempts.mark_phase(self._claimed, self._session_id, name))
+            mine = self._write(
+                lambda attempts: attempts.mark_phase(
+                    self._claimed, self._session_id, name, progress=progress.to_json()
+                )
+            )
         if not mine:
             self._control.request(StopReason.DISOWNED)
             raise _DisownedError
+        return progress
+
+    def _left_for_steps(self, *, first: bool) -> float:
+        """Seconds that the steps may take from now on; the times of the first begin with it."""
+        timeouts = self._spec.timeouts
+        if not first:
+            return max(0.0, self._left())
+        total = timeouts.total if self._claimed.total_left_seconds is None else self._total_left()
+        return max(0.0, total if timeouts.run is None else min(total, timeouts.run))
 
     def _collect_after_stop(self) -> Grade:
         """A graceful cancel still keeps the artifacts, as far as the sandbox gives them."""
@@ -434,9 +572,7 @@ class _Run:
         spec = self._spec
         self._enter_phase(_Phase.COLLECT)
         if spec.artifacts or isinstance(spec.verdict, RewardVerdict | JunitVerdict):
-            if not self._write(lambda attempts: attempts.mark_collecting(self._claimed, self._session_id)):
-                self._control.request(StopReason.DISOWNED)
-                raise _DisownedError
+            self._enter_collecting()
             for rule in (*_verdict_rules(spec), *spec.artifacts):
                 if rule.when == "always":
                     collector.collect(rule)
@@ -451,26 +587,38 @@ class _Run:
                 collector.collect(rule)
         return verdict
 
+    def _enter_collecting(self) -> None:
+        if self._is_resumed and self._claimed.state == AttemptState.COLLECTING:
+            return
+        timeouts = self._progress.timeouts if self._progress else ()
+        progress = Progress(len(self._spec.steps), timeouts, boot_seconds(), None, tuple(self._steps))
+        mine = self._write(
+            lambda attempts: attempts.mark_collecting(
+                self._claimed, self._session_id, progress=progress.to_json()
+            )
+        )
+        if not mine:
+            self._control.request(StopReason.DISOWNED)
+            raise _DisownedError
+
     def _read_log(self, step: str) -> bytes:
         claimed = self._claimed
         return self._database(
             lambda connection: LogChunkRepository(connection).read_step(claimed.trial_id, claimed.fence, step)
         )
 
-    def _finish(self, verdict: Grade) -> None:
-        summary = self._pump.close()
-        end = self._to_end(verdict, summary)
-        rows = self._collector.rows if self._collector else []
-        if rows:
+    def _finish(self, ending: "_End", *, is_removed: bool) -> None:
+        end = replace(ending.attempt, is_removed=is_removed)
+        if ending.artifacts:
             # Before the end, each by its own commit: artifacts of an attempt that then turns out lost are harmless.
-            self._write(lambda attempts: attempts.add_artifacts(self._claimed, rows))
+            self._write(lambda attempts: attempts.add_artifacts(self._claimed, ending.artifacts))
         failpoint("worker.before_finish")
         if not self._write(lambda attempts: attempts.finish(self._claimed, self._session_id, end)):
             raise _DisownedError
         failpoint("worker.after_finish")
-        ATTEMPTS.labels(end.outcome, verdict.failure.cls.value if verdict.failure else "none").inc()
+        ATTEMPTS.labels(end.outcome, ending.failure_class).inc()
         ATTEMPT_NUMBER.observe(self._claimed.number)
-        LOG_BYTES.inc(summary.stored_bytes)
+        LOG_BYTES.inc(end.log_bytes)
         log.info(
             "attempt_finished",
             trial_id=str(self._claimed.trial_id),
@@ -479,7 +627,13 @@ class _Run:
             reason=end.reason,
         )
 
-    def _to_end(self, verdict: Grade, summary: LogSummary) -> AttemptEnd:
+    def _to_end(self, verdict: Grade) -> "_End":
+        summary = self._pump.close()
+        rows = tuple(self._collector.rows) if self._collector else ()
+        failure_class = verdict.failure.cls.value if verdict.failure else "none"
+        return _End(self._to_attempt_end(verdict, summary), rows, failure_class)
+
+    def _to_attempt_end(self, verdict: Grade, summary: LogSummary) -> AttemptEnd:
         failure = verdict.failure
         decision = self._decide(failure)
         usage = {
@@ -504,7 +658,6 @@ class _Run:
             infra_loss=decision.used.infra_losses - self._claimed.infra_losses if decision else 0,
             task_retry=decision.used.task_retries - self._claimed.task_retries if decision else 0,
             rule_retries=decision.used.rules if decision else None,
-            is_removed=self._is_removed,
         )
 
     def _decide(self, failure: Failure | None) -> RetryDecision | None:

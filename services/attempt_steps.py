@@ -3,23 +3,27 @@
 import fnmatch
 import posixpath
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from uuid import UUID
 
 from core.blobstore import BlobStore
 from core.errors import (
     ArtifactUploadError,
     ExecdUnreachableError,
     InvalidRequestError,
+    NodeLostError,
     NotFoundError,
     SandmillError,
     SpecInvalidError,
 )
 from core.logging import get_logger
 from repositories.attempts import ArtifactRow
-from runtimes.base import Command, CommandResult, ExecutionClient, FileInfo, FileUpload, StreamName
+from runtimes.base import Command, CommandResult, ExecutionClient, FileInfo, FileUpload, KeptRun, StreamName
 from services.attempt_control import AttemptControl
+from services.attempt_journal import AttemptJournal
+from services.attempt_progress import Progress, boot_seconds
 from services.idle_watch import IdleWatch
 from services.jobspec import ArtifactRule, Input, JobSpec, PatchStep, Step, StepRole
 from services.log_pump import LogPump
@@ -45,6 +49,9 @@ class PatchPathMissingError(SpecInvalidError):
         super().__init__(f"step {step}: there is no patch file {path} in the sandbox", field="patch.path")
 
 
+_Said = list[tuple[str, str]]
+"""Lines for the log: stream and text."""
+
 _PATCH_BYTES = 16 << 20
 _MAX_ARTIFACTS = 1000
 _OUTER_MARGIN_SECONDS = 5.0
@@ -53,7 +60,10 @@ _OUTER_MARGIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SandboxTools:
-    """What the parts of one attempt share. oom_kills, cpu_seconds: read the sandbox's counters; None: there is none."""
+    """What the parts of one attempt share. oom_kills, cpu_seconds: read the sandbox's counters; None: there is none.
+
+    journal: of an attempt whose sandbox outlives this process; None: there is nothing to go on with then.
+    """
 
     client: ExecutionClient
     blobs: BlobStore
@@ -61,6 +71,8 @@ class SandboxTools:
     control: AttemptControl
     oom_kills: Callable[[], int | None]
     cpu_seconds: Callable[[], float | None]
+    attempt_id: UUID
+    journal: AttemptJournal | None = None
 
 
 class StepRunner:
@@ -80,6 +92,26 @@ class StepRunner:
     def has_run_code(self) -> bool:
         """Whether a step of role run has begun: from then on the sandbox may be hostile."""
         return self._has_run_code
+
+    def prepare(
+        self, number: int, before: Progress | None, results: Sequence[StepResult], *, left_seconds: float
+    ) -> Progress:
+        """Fix what the step of this number gets, so that it is found again by it. before, results: of all before.
+
+        left_seconds: for all further steps.
+        """
+        timeout = max(min(self._spec.steps[number].timeout_seconds, left_seconds), 0.001)
+        timeouts = (*(before.timeouts if before else ()), timeout)
+        return Progress(number, timeouts, boot_seconds(), self._tools.oom_kills(), tuple(results))
+
+    def fetch_output(self, progress: Progress) -> None:
+        """Take what the steps before this one have printed and another worker had not stored when it went away."""
+        for number, step in enumerate(self._spec.steps[: len(progress.results)]):
+            with suppress(NotFoundError):
+                if step.patch is None:
+                    self._command(step, replace(progress, step=number), is_started=True)
+                else:
+                    self._noted_patch(step)
 
     def upload_inputs(self, before: str | None) -> None:
         """Put in the inputs that belong before this step (None: before all); none appears any earlier.
@@ -113,28 +145,55 @@ class StepRunner:
             message = f"input {item.path}: blob {item.blob} is not in the store; upload it again"
             raise SpecInvalidError(message, field="inputs") from error
 
-    def run(self, step: Step) -> StepResult:
+    def run(self, progress: Progress) -> StepResult:
         """Run the step to its end. Raises RunFailure when the sandbox fails, not when the step does."""
+        step = self._spec.steps[progress.step]
         started = time.monotonic()
-        oom_before = self._tools.oom_kills()
-        if step.role is StepRole.RUN:
-            self._has_run_code = True
-        result = self._command(step) if step.patch is None else self._patch(step, step.patch)
-        duration = round(1000 * (time.monotonic() - started))
+        self._note_code(progress.step)
+        if step.patch is None:
+            result = self._command(step, progress, is_started=False)
+        else:
+            result = self._patch(step, step.patch)
+        return self._judge(result, progress, seconds=time.monotonic() - started)
+
+    def resume(self, progress: Progress) -> StepResult | None:
+        """Go on with a step that another worker may have begun; None if it has not, and nothing has happened.
+
+        Raises NodeLostError if nobody can say how far it came.
+        """
+        step = self._spec.steps[progress.step]
+        self._note_code(progress.step - 1)
+        if step.patch is not None:
+            result = self._noted_patch(step)
+        else:
+            try:
+                result = self._command(step, progress, is_started=True)
+            except NotFoundError:
+                result = None
+        if result is None:
+            return None
+        self._note_code(progress.step)
+        return self._judge(result, progress, seconds=progress.elapsed_seconds)
+
+    def _note_code(self, number: int) -> None:
+        """Remember whether code under test has run by then."""
+        self._has_run_code = any(step.role is StepRole.RUN for step in self._spec.steps[: number + 1])
+
+    def _judge(self, result: StepResult, progress: Progress, *, seconds: float) -> StepResult:
         oom = False
         if result.signal or result.exit_code:
             oom_after = self._tools.oom_kills()
-            oom = oom_after is not None and oom_after > (oom_before or 0)
-        return replace(result, duration_ms=duration, oom=oom)
+            oom = oom_after is not None and oom_after > (progress.oom_kills or 0)
+        return replace(result, duration_ms=round(1000 * seconds), oom=oom)
 
-    def _command(self, step: Step) -> StepResult:
-        timeout = min(step.timeout_seconds, max(self._left(), 0.0))
+    def _command(self, step: Step, progress: Progress, *, is_started: bool) -> StepResult:
+        timeout = progress.timeout_seconds
         command = Command(
             shell=step.run,
             argv=step.argv,
             cwd=step.cwd or self._spec.workdir,
             env={**self._env, **step.env},
-            timeout_seconds=max(timeout, 0.001),
+            timeout_seconds=timeout,
             merge_streams=step.merge_streams,
             # Setup may start services for later steps. What the code under test starts must not be there when it is
             # judged: it could rewrite the tests as they arrive.
@@ -149,19 +208,27 @@ class StepRunner:
         def on_output(stream: StreamName, data: bytes) -> None:
             if watch is not None:
                 watch.note_output()
-            self._tools.pump.write(step.name, stream, data)
+            pump.write(step.name, stream, data)
 
+        pump = self._tools.pump
+        kept = None
+        if self._tools.journal is not None:
+            kept = KeptRun(f"step-{progress.step}", pump.offset_of(step.name), is_started)
+        elif is_started:
+            raise NotFoundError("command", step.name)
         grace = self._spec.timeouts.grace
-        control.set_deadline(timeout + grace + _OUTER_MARGIN_SECONDS)
+        gone = progress.elapsed_seconds if is_started else 0.0
+        control.set_deadline(max(0.0, timeout - gone) + grace + _OUTER_MARGIN_SECONDS)
         try:
             with watch or nullcontext():
                 result = self._tools.client.run(
-                    command, on_output=on_output, stop=stop, kill_grace_seconds=grace
+                    command, on_output=on_output, stop=stop, kill_grace_seconds=grace, kept=kept
                 )
         finally:
             control.set_deadline(None)
+        pump.note_missing(result.missing_bytes)
         if result.error is not None:
-            self._tools.pump.write(step.name, "stderr", f"{result.error}\n".encode())
+            pump.note(step.name, "stderr", f"{result.error}\n".encode())
         is_idle = watch is not None and watch.has_fired and result.interrupted
         return _to_step_result(step, result, is_idle=is_idle)
 
@@ -170,8 +237,36 @@ class StepRunner:
         return IdleWatch(limit_seconds, cpu_seconds=tools.cpu_seconds, on_idle=tools.control.end_step)
 
     def _patch(self, step: Step, patch: PatchStep) -> StepResult:
-        """Apply the patch out here, on bytes fetched through execd: the image needs no tool for it."""
-        client, pump = self._tools.client, self._tools.pump
+        """Put the patch in, and say what was changed."""
+        with self._tools.control.undivided():
+            result, said = self._put_in(step, patch)
+            if self._tools.journal is not None:
+                note = {"result": asdict(result), "said": said}
+                self._tools.journal.note_patch(self._tools.attempt_id, step.name, note)
+        return self._say(step, result, said)
+
+    def _say(self, step: Step, result: StepResult, said: "_Said") -> StepResult:
+        for stream, text in said:
+            self._tools.pump.note(step.name, stream, f"{text}\n".encode("utf-8", "replace"))
+        return result
+
+    def _noted_patch(self, step: Step) -> StepResult | None:
+        """Give what came of a patch that another worker put in; None if it had not begun to."""
+        tools = self._tools
+        note = None if tools.journal is None else tools.journal.patch(tools.attempt_id, step.name)
+        if note is None:
+            return None
+        if note["result"] is None:
+            raise NodeLostError(f"the worker went away while it put in the patch of step {step.name}")
+        facts = note["result"]["result"]
+        return self._say(step, StepResult(**{**facts, "role": step.role}), note["result"]["said"])
+
+    def _put_in(self, step: Step, patch: PatchStep) -> "tuple[StepResult, _Said]":
+        """Apply the patch out here, on bytes fetched through execd: the image needs no tool for it.
+
+        Also gives what is to be said of it in the log, by stream.
+        """
+        client = self._tools.client
         try:
             text = client.download(patch.path, max_bytes=_PATCH_BYTES)
         except NotFoundError as error:
@@ -190,8 +285,9 @@ class StepRunner:
             )
         except (PatchRejectedError, InvalidRequestError) as error:
             # The latter: what the patch names is there, but no regular file that can be read, or far too large.
-            pump.write(step.name, "stderr", f"{error}\n".encode("utf-8", "replace"))
-            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True)
+            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True), [
+                ("stderr", str(error))
+            ]
         uploads = [
             FileUpload(posixpath.join(folder, change.path), change.content.data, change.content.mode)
             for change in applied.changes
@@ -200,20 +296,23 @@ class StepRunner:
         removed = [
             posixpath.join(folder, change.path) for change in applied.changes if change.content is None
         ]
+        if self._tools.journal is not None:
+            self._tools.journal.note_patch(self._tools.attempt_id, step.name, None)
         try:
             if uploads:
                 client.upload(uploads)
             if removed:
                 client.delete(removed)
         except SpecInvalidError as error:
-            pump.write(step.name, "stderr", f"{error}\n".encode("utf-8", "replace"))
-            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True)
-        for change in applied.changes:
-            verb = "removed" if change.content is None else "patched"
-            pump.write(step.name, "stdout", f"{verb} {change.path}\n".encode("utf-8", "replace"))
-        for reject in applied.rejects:
-            pump.write(step.name, "stderr", f"{reject}\n".encode("utf-8", "replace"))
-        return StepResult(step.name, step.role, exit_code=0, patch_rejected=bool(applied.rejects))
+            return StepResult(step.name, step.role, exit_code=1, patch_rejected=True), [
+                ("stderr", str(error))
+            ]
+        said: _Said = [
+            ("stdout", f"{'removed' if change.content is None else 'patched'} {change.path}")
+            for change in applied.changes
+        ]
+        said += [("stderr", str(reject)) for reject in applied.rejects]
+        return StepResult(step.name, step.role, exit_code=0, patch_rejected=bool(applied.rejects)), said
 
     def _read_file(self, path: str) -> FileContent | None:
         client = self._tools.client
@@ -304,4 +403,4 @@ class ArtifactCollector:
                 yield info
 
     def _note(self, text: str) -> None:
-        self._tools.pump.write("collect", "stderr", f"{text}\n".encode("utf-8", "replace"))
+        self._tools.pump.note("collect", "stderr", f"{text}\n".encode("utf-8", "replace"))

@@ -6,7 +6,7 @@ in one insert, then publishes them. Persist first, then publish: what a live rea
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,15 +17,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from core.failpoints import failpoint
 from core.logging import get_logger
-from repositories.log_chunks import Chunk, LogChunkRepository
+from repositories.log_chunks import Chunk, LogChunkRepository, StoredLog
+from services.attempt_journal import DROPPED, Spool
 
 __all__ = ["LogPump", "LogSummary", "LogWriter"]
 
 log = get_logger(__name__)
 
 _CHUNK_BYTES = 64 << 10
-_PENDING_BYTES = 4 << 20
-"""Unstored output at which a pump makes its command wait."""
+_PENDING_BYTES = 512 << 10
+"""Unstored output at which a pump makes its command wait. If this process dies, it has to be fetched again: with what
+is on its way to here it is less than execd keeps for that."""
+
+_SPOOL_FACTOR = 4
+"""How much longer than what it holds a spool may get before it is written anew."""
 
 _LINGER_SECONDS = 0.02
 """How long the writer gathers before it stores: far below what a reader notices, enough for many lines."""
@@ -53,13 +58,21 @@ class _Piece:
 class LogPump:
     """Takes the output of one attempt in order. Safe with one writing thread and the writer's thread.
 
-    Beyond `cap_bytes` the first and the last half are kept: the tail is held here and stored on close.
+    Beyond `cap_bytes` the first and the last half are kept: the tail is held here and stored on close. What is held is
+    also put on a spool, if there is one, from which the next worker of the node can restore it.
     """
 
     def __init__(
-        self, attempt_id: UUID, trial_id: UUID, fence: int, *, cap_bytes: int, wake: Callable[[], None]
+        self,
+        attempt_id: UUID,
+        trial_id: UUID,
+        fence: int,
+        *,
+        cap_bytes: int,
+        wake: Callable[[], None],
+        spool: Spool | None = None,
     ) -> None:
-        """wake: called when there is something to store."""
+        """wake: called when there is something to store. spool: closed by `close` and `abandon`."""
         self._ids = (attempt_id, trial_id, fence)
         self._head_bytes = cap_bytes // 2
         self._tail_bytes = cap_bytes - self._head_bytes
@@ -75,6 +88,41 @@ class LogPump:
         self._truncated = 0
         self._storing = False
         self._abandoned = False
+        self._spool = spool
+        self._spooled: Counter[str] = Counter()
+        self._resumed: Counter[str] = Counter()
+
+    def resume(self, stored: StoredLog) -> None:
+        """Go on behind what another worker has stored, and held back. Call it before anything is written."""
+        total = sum(stored.step_bytes.values())
+        self._seq, self._taken_bytes = stored.next_seq, total
+        self._in_head = min(total, self._head_bytes)
+        self._resumed.update(stored.step_bytes)
+        for step, stream, data in self._spool.pieces() if self._spool else ():
+            if stream == DROPPED:
+                self._truncated += int(data)
+                self._spooled[step] += int(data)
+                continue
+            self._in_tail += _append(self._tail, step, stream, data)
+            self._spooled[step] += len(data)
+            self._trim_tail()
+        self._resumed += self._spooled
+        # If it came so far, the tail was being stored, from its beginning.
+        self._forget_tail(total - self._in_head)
+
+    def offset_of(self, step: str) -> int:
+        """Say how many bytes of a step's output another worker has taken."""
+        return self._resumed[step]
+
+    def note(self, step: str, stream: str, data: bytes) -> None:
+        """Add what we say ourselves, but for as much of it as another worker has said already."""
+        known = min(len(data), self._resumed[step])
+        self._resumed[step] -= known
+        self.write(step, stream, data[known:])
+
+    def note_missing(self, count: int) -> None:
+        """Count output that could not be had any more."""
+        self._truncated += count
 
     def write(self, step: str, stream: str, data: bytes) -> None:
         """Add output. Blocks while too much of it waits to be stored, so that the command waits, too."""
@@ -87,9 +135,34 @@ class LogPump:
                 self._in_head += len(data[:room])
                 self._pending_bytes += _append(self._pending, step, stream, data[:room])
             if len(data) > room:
-                self._in_tail += _append(self._tail, step, stream, data[max(room, 0) :])
-                self._trim_tail()
+                self._hold(step, stream, data[max(room, 0) :])
         self._wake()
+
+    def _hold(self, step: str, stream: str, data: bytes) -> None:
+        self._in_tail += _append(self._tail, step, stream, data)
+        self._trim_tail()
+        if self._spool is None:
+            return
+        self._spooled[step] += len(data)
+        if self._spool.size_bytes < _SPOOL_FACTOR * self._tail_bytes:
+            self._spool.append(step, stream, data)
+            return
+        kept = Counter[str]()
+        for piece in self._tail:
+            kept[piece.step] += len(piece.data)
+        dropped = [(name, DROPPED, b"%d" % count) for name, count in (self._spooled - kept).items()]
+        self._spool.replace([*dropped, *((p.step, p.stream, bytes(p.data)) for p in self._tail)])
+
+    def _forget_tail(self, count: int) -> None:
+        self._tail_bytes -= count
+        while count > 0 and self._tail:
+            first = self._tail[0]
+            part = min(count, len(first.data))
+            del first.data[:part]
+            self._in_tail -= part
+            count -= part
+            if not first.data:
+                self._tail.popleft()
 
     def _trim_tail(self) -> None:
         while self._in_tail > self._tail_bytes:
@@ -131,6 +204,8 @@ class LogPump:
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
+            if self._spool is not None:
+                self._spool.close()
 
     def drain(self) -> None:
         """Wait until all that was written is stored, or the pump is abandoned."""
@@ -195,9 +270,11 @@ class LogWriter:
         self._wake.set()
         self._thread.join(timeout=5)
 
-    def open(self, attempt_id: UUID, trial_id: UUID, fence: int, *, cap_bytes: int) -> LogPump:
+    def open(
+        self, attempt_id: UUID, trial_id: UUID, fence: int, *, cap_bytes: int, spool: Spool | None = None
+    ) -> LogPump:
         """Give the pump of one attempt; the caller drops it with `forget`."""
-        pump = LogPump(attempt_id, trial_id, fence, cap_bytes=cap_bytes, wake=self._wake.set)
+        pump = LogPump(attempt_id, trial_id, fence, cap_bytes=cap_bytes, wake=self._wake.set, spool=spool)
         with self._lock:
             self._pumps[attempt_id] = pump
         return pump

@@ -8,7 +8,12 @@ from uuid import UUID
 from core.errors import UnavailableError
 from core.ids import new_id
 
-__all__ = ["NodeIdentity"]
+__all__ = ["NodeIdentity", "boot_id"]
+
+
+def boot_id() -> str:
+    """Give the id of the machine's life since the start of its kernel, which no process outlives."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class NodeIdentity:

@@ -16,6 +16,7 @@ from core.logging import get_logger
 from core.metrics import HEARTBEATS
 from repositories.sessions import HeldAttempt, SessionRepository
 from services.attempt_control import StopReason
+from services.attempt_progress import boot_seconds
 from services.lost_attempts import give_back_orphan
 from workers.registry import AttemptRegistry
 
@@ -47,6 +48,7 @@ class NodeDescription:
     version: str
     gpu: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    boot_id: str | None = None
 
 
 class LeaseKeeper:
@@ -60,29 +62,42 @@ class LeaseKeeper:
         times: LeaseTimes,
         *,
         on_beat: Callable[[], None],
+        on_lease: Callable[[UUID, float], None] = lambda *_: None,
     ) -> None:
-        """engine: with a pool of one, used by this object alone. on_beat: called after each good beat."""
+        """engine: with a pool of one, used by this object alone. on_beat: called after each good beat.
+
+        on_lease: called with the session, and the time until which it certainly holds (`boot_seconds`), each time this
+        changes, from `start` on.
+        """
         self._engine = engine
         self._node = node
         self._registry = registry
         self._times = times
         self._on_beat = on_beat
+        self._on_lease = on_lease
         self._rng = Random()  # noqa: S311 -- jitter of retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.session_id: UUID = new_id()
         self._good_until = 0.0
+        self._lease_until = 0.0
         self._beats = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._watch = threading.Thread(target=self._run_watch, name="lease-watch", daemon=True)
 
     @property
     def valid(self) -> bool:
         """Whether the lease certainly holds: by our own clock, with the margin taken off."""
-        return time.monotonic() < self._good_until
+        return boot_seconds() < self._good_until
+
+    def open(self) -> None:
+        """Open the first session; it is not kept up before `start`. Raises what the database raises."""
+        self._open()
 
     def start(self) -> None:
-        """Open the first session, then start both threads. Raises what the database raises."""
-        self._open()
+        """Keep the session up from now on; it is opened if it was not."""
+        if not self._good_until:
+            self._open()
+        self._tell()
         self._beats.start()
         self._watch.start()
 
@@ -94,6 +109,17 @@ class LeaseKeeper:
         """Ask the scheduler for no more attempts."""
         with self._engine.begin() as connection:
             SessionRepository(connection).drain(self.session_id)
+
+    def leave(self) -> None:
+        """Renew the lease once more and ask for no more attempts: whoever comes next has all its time to take over."""
+        asked = boot_seconds()
+        with self._engine.begin() as connection:
+            sessions = SessionRepository(connection)
+            sessions.drain(self.session_id)
+            renewed = sessions.renew(self.session_id, lease_seconds=self._times.lease)
+        if renewed:
+            self._note_lease(asked)
+            self._tell()
 
     def stop(self) -> None:
         """End the threads and the session."""
@@ -107,7 +133,7 @@ class LeaseKeeper:
         node = self._node
         session_id = new_id()
         # Read before sending: a slow reply must not make the lease look longer than it is.
-        asked = time.monotonic()
+        asked = boot_seconds()
         with self._engine.begin() as connection:
             SessionRepository(connection).open(
                 session_id,
@@ -122,10 +148,20 @@ class LeaseKeeper:
                 lease_seconds=self._times.lease,
                 gpu=node.gpu,
                 labels=node.labels,
+                boot_id=node.boot_id,
             )
         self.session_id = session_id
-        self._good_until = asked + self._times.lease - self._times.margin
+        self._note_lease(asked)
         log.info("session_opened", session_id=str(session_id), node_id=str(node.id))
+
+    def _note_lease(self, asked: float) -> None:
+        # With the time the machine slept: the database's clock went on.
+        self._good_until = asked + self._times.lease - self._times.margin
+        # This process comes first; whoever watches it has the second half of the margin.
+        self._lease_until = self._good_until + self._times.margin / 2
+
+    def _tell(self) -> None:
+        self._on_lease(self.session_id, self._lease_until)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -144,7 +180,7 @@ class LeaseKeeper:
 
     def _beat(self) -> None:
         failpoint("heartbeat.before")
-        asked = time.monotonic()
+        asked = boot_seconds()
         # Taken before the database is asked: what is claimed in between is not mistaken for lost.
         ours = self._registry.claimed()
         with self._engine.begin() as connection:
@@ -157,8 +193,10 @@ class LeaseKeeper:
             log.warning("session_lost", session_id=str(self.session_id))
             self._registry.stop_all(StopReason.DISOWNED)
             self._open()
+            self._tell()
             return
-        self._good_until = asked + self._times.lease - self._times.margin
+        self._note_lease(asked)
+        self._tell()
         HEARTBEATS.labels("ok").inc()
         self._compare(held, ours)
         self._on_beat()

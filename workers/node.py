@@ -6,15 +6,18 @@ import json
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from uuid import UUID
 
 import redis
 from sqlalchemy.exc import SQLAlchemyError
 
 from core.blobstore import BlobStore
+from core.build import source_digest
 from core.config import Settings
 from core.database import create_database_engine
 from core.errors import RunFailure
@@ -25,22 +28,30 @@ from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.log_chunks import Chunk
 from repositories.sessions import SessionRepository
 from runtimes.base import Runtime, SandboxHandle
-from services.attempt_control import StopReason
+from runtimes.processes import ProcessRef
+from runtimes.raw_engine import engine_socket
+from runtimes.registry import CGROUP_PARENT, local_state
+from services.attempt_control import AttemptControl, StopReason
+from services.attempt_journal import AttemptJournal
 from services.attempt_runner import AttemptRunner, WorkerParts
 from services.log_pump import LogWriter
 from services.regrades import Regrader
 from services.seen_images import SeenImages
 from services.wake import CANCEL_CHANNEL, Wake
-from workers.identity import NodeIdentity
+from workers.identity import NodeIdentity, boot_id
 from workers.lease import LeaseKeeper, LeaseTimes, NodeDescription
+from workers.lease_file import Lease, LeaseFile
 from workers.registry import AttemptRegistry
 from workers.regrading import RegradeLoop
+from workers.watchdog import Facts
+from workers.watching import WatchdogKeeper
 
 __all__ = ["NodeWorker"]
 
 log = get_logger(__name__)
 
 _SWEEP_SECONDS = 20.0
+_HAND_OVER_SECONDS = 10.0
 
 
 class NodeWorker:
@@ -69,7 +80,15 @@ class NodeWorker:
             self._registry,
             LeaseTimes(settings.lease_seconds, settings.lease_margin_seconds, settings.heartbeat_seconds),
             on_beat=self._after_beat,
+            on_lease=self._note_lease,
         )
+        folder = settings.home_path / "node"
+        self._process = ProcessRef.of(os.getpid())
+        self._lease_file = LeaseFile(folder)
+        self._watchdog = WatchdogKeeper(folder, _facts(settings, identity.id, runtimes))
+        self._journal = AttemptJournal(folder / "attempts")
+        self._adopted: list[tuple[ClaimedAttempt, AttemptControl]] = []
+        self._leaving = threading.Event()
         self._blobs = BlobStore(settings.home_path / "blobs")
         self._logs = LogWriter(self._engine, self._publish)
         self._runner = AttemptRunner(
@@ -81,6 +100,7 @@ class NodeWorker:
                 node_id=identity.id,
                 log_cap_bytes=settings.log_cap_bytes,
                 images=self._images,
+                journal=self._journal,
             )
         )
         self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
@@ -107,18 +127,91 @@ class NodeWorker:
             SessionRepository(connection).note_canary(self._lease.session_id)
 
     def start(self) -> None:
-        """Remove what an earlier process of this node left running, then open the session.
+        """Open the session, take over what an earlier process of this node left running, and end the rest of it.
 
-        In this order: as long as a sandbox of the old session runs, its trial must not start anywhere else.
+        In this order: as long as a sandbox of the old session runs, its trial must not start anywhere else. Until that
+        is settled the old lease counts for the watchdog, which has ended all of it by then.
         """
-        self._remove_leftovers()
         self._blobs.sweep()
+        self._lease.open()
+        self._adopt()
+        self._remove_leftovers()
+        with self._statements.connect() as connection:
+            SessionRepository(connection).give_up_rest(self.node_id)
+        self._journal.sweep([claimed.attempt_id for claimed, _ in self._adopted])
         self._lease.start()
+        self._watchdog.ensure()
         self._logs.start()
         for thread in self._threads:
             thread.start()
         self._regrades.start()
         self._is_started = True
+        self._run_adopted()
+
+    def _adopt(self) -> None:
+        """Take over in the database. May be repeated: what was taken then belongs to a session that has ended."""
+        for claimed, _ in self._adopted:
+            self._registry.leave(claimed.trial_id, claimed.fence)
+        self._adopted = []
+        with self._statements.connect() as connection:
+            adopted = AttemptRepository(connection).adopt(
+                session_id=self._lease.session_id,
+                node_id=self.node_id,
+                boot_id=boot_id(),
+                runtimes=[name for name, runtime in self._runtimes.items() if runtime.outlives],
+            )
+        for claimed in adopted:
+            control = self._registry.enter(claimed.trial_id, claimed.fence)
+            if control is not None:
+                self._registry.mark_claimed(claimed.trial_id, claimed.fence)
+                self._adopted.append((claimed, control))
+        if adopted:
+            log.info("attempts_adopted", count=len(adopted))
+
+    def _run_adopted(self) -> None:
+        session_id = self._lease.session_id
+        for claimed, control in self._adopted:
+            arguments = (claimed, session_id, control)
+            threading.Thread(target=self._go_on, args=arguments, name="adopted", daemon=True).start()
+        self._adopted = []
+        # Bells may have come while nobody was here to answer. If this fails, they ring again.
+        with suppress(SQLAlchemyError):
+            self._take_unrung(age_seconds=0.0)
+
+    def _go_on(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
+        try:
+            with ATTEMPTS_RUNNING.track_inprogress():
+                self._runner.run(claimed, session_id, control, is_adopted=True)
+            self._ended.append(claimed.attempt_id)
+        finally:
+            self._registry.leave(claimed.trial_id, claimed.fence)
+        self._finished.set()
+
+    def hand_over(self) -> None:
+        """End this process and leave what runs to the next one of this node. Does not return.
+
+        What cannot be gone on with is given back to the queue; what cannot be left in the middle is waited for.
+        """
+        self._draining = True
+        self._leaving.set()
+        deadline = time.monotonic() + _HAND_OVER_SECONDS
+        if self._is_started:
+            try:
+                self._lease.leave()
+            except SQLAlchemyError as error:
+                log.warning("drain_not_written", error=str(error).splitlines()[0])
+        controls = self._registry.controls()
+        lost = [control for control in controls if not control.is_kept]
+        for control in lost:
+            control.request(StopReason.SHUTDOWN)
+        for control in controls:
+            if control.is_kept:
+                control.hold(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and any(control in lost for control in self._registry.controls()):
+            time.sleep(0.02)
+        log.info("worker_handed_over", attempts=len(controls) - len(lost))
+        # At once, and nothing is put in order: the next one goes on where this one stands, as after a kill.
+        os._exit(0)
 
     def drain(self) -> None:
         """Take nothing new, and give what runs back to the queue."""
@@ -134,6 +227,8 @@ class NodeWorker:
 
     def stop(self) -> None:
         """End the session and close everything."""
+        if self._leaving.is_set():
+            threading.Event().wait()  # `hand_over` ends this process
         self._stopping.set()
         self._finished.set()
         self._regrades.stop()
@@ -146,6 +241,7 @@ class NodeWorker:
             self._logs.stop()
         for runtime in self._runtimes.values():
             runtime.close()
+        self._watchdog.stop()
         self._engine.dispose()
         self._identity.close()
 
@@ -155,7 +251,7 @@ class NodeWorker:
         rung_by: traceparent of the dispatch, where traces are on.
         """
         failpoint("worker.received")
-        if self._draining or not self._lease.valid:
+        if self._draining or not self._is_started or not self._lease.valid:
             BELLS.labels("refused").inc()
             return
         control = self._registry.enter(trial_id, fence)
@@ -245,8 +341,9 @@ class NodeWorker:
             log.debug("messages_not_published", error=str(error))
 
     def _after_beat(self) -> None:
+        self._watchdog.ensure()
         self._tell_images()
-        self._take_unrung()
+        self._take_unrung(age_seconds=2 * self._settings.rering_seconds)
 
     def _tell_images(self) -> None:
         """Tell the scheduler which images are at hand here, if they are others than before."""
@@ -256,7 +353,12 @@ class NodeWorker:
                 SessionRepository(connection).note_images(self.node_id, images)
             self._images.told(images)
 
-    def _take_unrung(self) -> None:
+    def _note_lease(self, session_id: UUID, until: float) -> None:
+        process = self._process
+        if process is not None:
+            self._lease_file.write(Lease(boot_id(), str(session_id), until, process.pid, process.started))
+
+    def _take_unrung(self, *, age_seconds: float) -> None:
         """Run what waits for this node though its bell was rung more than once.
 
         Redis is away, or its queue is spoilt: whatever it is, the table says what is to be done.
@@ -266,7 +368,7 @@ class NodeWorker:
             return
         with self._engine.begin() as connection:
             waiting = SessionRepository(connection).unclaimed(
-                self.node_id, age_seconds=2 * self._settings.rering_seconds, limit=room
+                self.node_id, age_seconds=age_seconds, limit=room
             )
         for trial_id, fence in waiting:
             self._fallback.submit(self.run_attempt, trial_id, fence)
@@ -321,6 +423,20 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         labels=settings.worker_labels,
         pid=os.getpid(),
         version=_version(),
+        boot_id=boot_id(),
+    )
+
+
+def _facts(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]) -> Facts:
+    """Say what the watchdog has to look after."""
+    folder = settings.home_path / "runtimes"
+    docker = runtimes.get("docker")
+    return Facts(
+        node=str(node_id),
+        build=source_digest("core", "runtimes", "workers"),
+        local=str(local_state(folder)) if "local" in runtimes else None,
+        cgroup_parent=CGROUP_PARENT,
+        docker=engine_socket() if docker is not None else None,
     )
 
 

@@ -30,7 +30,10 @@ _DEAF = 70
 
 
 def run_worker(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises RuntimeUnavailableError if a runtime of this node cannot work here."""
+    """Run until SIGTERM, which leaves what runs to the next worker of this node, or SIGINT, which gives it back.
+
+    Raises RuntimeUnavailableError if a runtime of this node cannot work here.
+    """
     identity = NodeIdentity(settings.home_path / "node")
     runtimes = build_runtimes(settings)
     node = NodeWorker(settings, identity, runtimes)
@@ -87,7 +90,8 @@ def _start_when_possible(node: NodeWorker) -> None:
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
     folder = settings.home_path / "runtimes"
-    local = {"executor": settings.local_executor, "disk": settings.local_disk}
+    # A worker may be killed, or replaced by a newer one: the next one goes on with what runs.
+    local = {"executor": settings.local_executor, "disk": settings.local_disk, "outlives": True}
     runtimes: dict[str, Runtime] = {name: build_runtime(name, folder, **local) for name in settings.runtimes}
     for name, runtime in runtimes.items():
         runtime.check()
@@ -132,9 +136,13 @@ def _connect(app: Celery, node: NodeWorker, canary: Canary) -> None:
         threading.Thread(target=_start_when_possible, args=(node,), name="node-start", daemon=True).start()
         canary.start()
 
-    def on_shutting_down(**_: Any) -> None:
+    def on_shutting_down(sig: str | None = None, **_: Any) -> None:
         canary.stop()
-        node.drain()
+        if sig == "SIGTERM":
+            # On a thread: whatever this one was doing, it may hold locks.
+            threading.Thread(target=node.hand_over, name="hand-over", daemon=True).start()
+        else:
+            node.drain()
 
     def on_shutdown(**_: Any) -> None:
         node.stop()

@@ -56,6 +56,11 @@ class AttemptRegistry:
             control.request(reason)
         return len(controls)
 
+    def controls(self) -> list[AttemptControl]:
+        """Of all attempts this worker is at."""
+        with self._lock:
+            return list(self._running.values())
+
     def check_deadlines(self) -> None:
         """Kill the sandboxes whose wall time is over."""
         with self._lock:

@@ -7,18 +7,17 @@ import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
-from pathlib import Path
 
 from core.errors import CreateTimeoutError, DaemonError, RunFailure
 from runtimes.local.bwrap import arguments, disk_arguments
 from runtimes.local.executor import StartRequest, await_execd, memory_file, start_failure
 from runtimes.local.image_paths import without_links
 from runtimes.local.plan import SANDBOX_UID, Plan, TextFile
-from runtimes.local.spawner import NAME_VARIABLE, BwrapCall, Spawner, Started, kill_with_children
+from runtimes.local.spawner import BwrapCall, Spawner, Started
 from runtimes.local.unix_sockets import listen_at
 from runtimes.processes import ProcessRef
 
-__all__ = ["BwrapExecutor", "kill_by_name"]
+__all__ = ["BwrapExecutor"]
 
 _MAX_INFO_BYTES = 64 << 10
 
@@ -162,20 +161,6 @@ class _Launch:
             started.popen.wait(timeout=min(1.0, self.request.deadline.remaining()))
         said = started.messages() or f"exit status {started.popen.returncode}, no message"
         return start_failure(self.request.name, said)
-
-
-def kill_by_name(name: str) -> None:
-    """Kill what an owner that died in the middle of a start may have left.
-
-    These are the processes that carry the sandbox's name, and what they have started: that need not die with them.
-    """
-    mark = f"{NAME_VARIABLE}={name}".encode()
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError):
-            if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
-                process = ProcessRef.of(int(folder.name))
-                if process is not None:
-                    kill_with_children(process)
 
 
 def _without_root(plan: Plan) -> Plan:

@@ -36,9 +36,9 @@ from runtimes.local.execd_flags import execd_flags
 from runtimes.local.executor import IDS_PER_SANDBOX, Started, StartRequest, can_change_user
 from runtimes.local.host_image import HOST_IMAGE, build_plan
 from runtimes.local.images import ImageStore
-from runtimes.local.launch import kill_by_name
 from runtimes.local.loop_disks import LoopDisks
 from runtimes.local.name_locks import locked_names
+from runtimes.local.named_processes import kill_by_name
 from runtimes.local.node_images import Base, Live, NodeImages
 from runtimes.local.pausing import is_paused, pause, resume, thaw_for_removal
 from runtimes.local.plan import Plan

@@ -5,12 +5,10 @@ from a worker thread would be killed when that thread ends. This one lives until
 """
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,13 @@ from runtimes.deadline import Deadline
 from runtimes.local.bwrap import BwrapProgram
 from runtimes.local.executor import memory_file, new_messages, read_messages
 from runtimes.local.inode_limits import limit_inodes
+from runtimes.local.named_processes import NAME_VARIABLE, kill_with_children
 from runtimes.local.plan import Mount
 from runtimes.local.plan_parts import Sources
 from runtimes.local.private_mounts import PRIVATE_FOLDER, enter_private_mounts
-from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef, kill_and_wait
+from runtimes.processes import KILL_TIMEOUT_SECONDS, ProcessRef
 
-__all__ = ["NAME_VARIABLE", "BwrapCall", "Spawner", "Started", "kill_with_children"]
-
-NAME_VARIABLE = "SANDMILL_SANDBOX"
-"""Environment variable of the bwrap process on the host that names its sandbox; the sandbox does not see it."""
-
-_MOST_BWRAPS = 2
-"""In one start: one that makes a disk, one that makes the sandbox."""
+__all__ = ["BwrapCall", "Spawner", "Started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +73,6 @@ class Started:
             kill_with_children(process)
         self.popen.wait(timeout=KILL_TIMEOUT_SECONDS)
         os.close(self.messages_fd)
-
-
-def kill_with_children(bwrap: ProcessRef) -> None:
-    """Kill a bwrap, and what it has started so far, whether that would end with it or not."""
-    with suppress(ProcessLookupError):
-        os.kill(bwrap.pid, signal.SIGSTOP)
-        _kill_children(bwrap, _MOST_BWRAPS)
-    kill_and_wait(bwrap, timeout_seconds=KILL_TIMEOUT_SECONDS)
-
-
-def _kill_children(bwrap: ProcessRef, bwraps: int) -> None:
-    """Kill what a stopped bwrap has started. bwraps: how many there may be, each inside the one before.
-
-    Process 1 asks to die with bwrap only a moment after it was made. Stopped, bwrap makes no more children, so the one
-    there is can be killed by number.
-    """
-    for child in bwrap.children:
-        if bwraps > 1:
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGSTOP)
-            _kill_children(child, bwraps - 1)
-        kill_and_wait(child, timeout_seconds=KILL_TIMEOUT_SECONDS)
 
 
 class Spawner:

@@ -14,6 +14,8 @@ from tests.support.launching import launcher_environment
 
 __all__ = ["RunningStack", "running_stack"]
 
+WATCHDOG = "workers.watchdog"
+
 PATIENT = RetryPolicy(attempts=10_000, cap_seconds=0.5, budget_seconds=120.0)
 
 
@@ -34,6 +36,8 @@ class RunningStack:
         for pid in _descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if WATCHDOG in arguments and WATCHDOG not in words:
+                    continue  # whoever kills the worker does not mean this one
                 if all(any(word in argument for argument in arguments) for word in words):
                     found.append(pid)
         return found

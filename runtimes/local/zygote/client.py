@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 
+from core.build import SOURCE_ROOT, source_digest
 from core.errors import CreateTimeoutError, DaemonError, RuntimeUnavailableError
 from runtimes.bundle import Bundle
 from runtimes.deadline import Deadline
@@ -52,8 +53,6 @@ sys.path[:] = [own, *others, *sys.path]
 from runtimes.local.zygote.process import main
 main(int(control), int(rehearsal), folder)
 """
-
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(slots=True)
@@ -221,17 +220,14 @@ class _Program:
     @property
     def name(self) -> str:
         """Tell programs apart, by their sources as well."""
-        digest = hashlib.sha256(repr((self.interpreter, self.folder, self.rehearsal.plan.mounts)).encode())
-        for path in sorted(
-            path for part in ("core", "execd", "runtimes") for path in (_ROOT / part).rglob("*.py")
-        ):
-            digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
-        return digest.hexdigest()[:16]
+        started_with = (self.interpreter, self.folder, self.rehearsal.plan.mounts)
+        facts = repr((started_with, source_digest("core", "execd", "runtimes")))
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def _start(program: _Program, ours: socket.socket, theirs: socket.socket) -> "subprocess.Popen[bytes]":
     """Start the process on its socket, which is closed here; `ours` is closed if that fails."""
-    paths = [str(_ROOT), *_package_folders("h11", "wsproto")]
+    paths = [str(SOURCE_ROOT), *_package_folders("h11", "wsproto")]
     library = sysconfig.get_path("stdlib")
     # The bundle has only what execd needs, and is of the same version as this interpreter.
     paths += [library, f"{library}/lib-dynload"]

@@ -347,7 +347,7 @@ def test_hostile_text_cannot_keep_an_attempt_from_being_recorded(world, tmp_path
 
 
 def test_end_that_cannot_be_written_is_recorded_without_its_details(bench, monkeypatch):
-    original = _Run._to_end
+    original = _Run._to_attempt_end
     calls = []
 
     def broken_once(self, verdict, summary):
@@ -355,7 +355,7 @@ def test_end_that_cannot_be_written_is_recorded_without_its_details(bench, monke
         calls.append(end)
         return replace(end, grade="{") if len(calls) == 1 else end
 
-    monkeypatch.setattr(_Run, "_to_end", broken_once)
+    monkeypatch.setattr(_Run, "_to_attempt_end", broken_once)
     row = bench.run(make_spec(retry=NO_RETRY))
     assert (row["state"], row["outcome"], row["failure"]["code"]) == ("finished", "error", "unknown")
 
