@@ -114,5 +114,5 @@ def test_batch_survives_the_kill_of_everything(tmp_path: Path) -> None:
             report = client.report(batch.id)
     assert expected["trials_by_outcome"]["passed"] == 6
     assert figures(report) == figures(expected)
-    assert report["infra_losses"] >= 1
+    assert report["infra_losses"] == 0  # the sandboxes went on, and the next worker with them
     wait_until(lambda: processes_of(home) == [])
