@@ -12,6 +12,7 @@ from core.sealing import SecretBox
 from services.webhook_delivery import WebhookPolicy, WebhookSender
 from services.webhook_events import WebhookEvent
 from services.webhooks import NewWebhook, WebhookService
+from tests.support.batches import BatchWorld, job
 from tests.support.queue import QueueWorld
 from tests.support.receiver import Receiver, wait_until
 
@@ -90,6 +91,20 @@ def test_end_of_a_trial_and_of_its_batch_arrive_signed(world, make_sender):
     assert [(row["state"], row["tries"], row["last_status"]) for row in deliveries(world)] == [
         ("delivered", 1, 204)
     ] * 2
+
+
+def test_batch_tells_the_outcomes_that_count_and_is_told_again_after_a_retry(world):
+    batches = BatchWorld.make(world)
+    add_webhook(world, batches.tenant, "http://127.0.0.1:9/", events=(WebhookEvent.BATCH_FINISHED,))
+    batch = batches.submit(job("steady"), job("shaky"))
+    batches.run(shaky="error")
+    batches.verb("retry", "batch", batch, outcomes=("error",))
+    batches.run()
+    told = [row["payload"]["data"] for row in deliveries(world)]
+    assert [(data["trials"], data["outcomes"]) for data in told] == [
+        (2, {"passed": 1, "error": 1}),
+        (2, {"passed": 2}),
+    ]
 
 
 def test_message_and_end_are_committed_together_or_not_at_all(world):
