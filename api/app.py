@@ -38,11 +38,11 @@ from api.validation import JobChecker
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
-from core.environment import settings_or_exit
 from core.failpoints import arm_or_exit
 from core.logging import configure_logging
 from core.outbound import AddressGuard
 from core.sealing import make_box
+from core.secret_rules import program_settings
 from core.tracing import configure_tracing, shut_down_tracing
 from services.log_hub import LogHub
 from services.tenants import Authenticator
@@ -72,7 +72,7 @@ TAGS = [
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application. settings: None reads them from the environment. Connects to nothing yet."""
     if settings is None:
-        settings = settings_or_exit(Settings, program="api")
+        settings = program_settings("api")
         arm_or_exit(program="api")
     configure_logging(level=settings.log_level, style=settings.log_format)
     services = build_services(settings)

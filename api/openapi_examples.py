@@ -129,8 +129,8 @@ _DEAD_LETTER_VIEW: Final = {
         **_FAILURE,
         "class": "infra",
         "code": "poison",
-        "message": "3 different nodes were lost under it: it is not tried again; last: the worker that ran this attempt"
-        " went away",
+        "message": "its worker was lost 3 times, on 3 nodes: it is not tried again; last: the worker that ran"
+        " this attempt went away",
         "step": None,
         "exit_code": None,
     },

@@ -10,6 +10,7 @@ import typer
 from core.config import Settings
 from core.environment import read_settings
 from core.errors import SandmillError
+from core.secret_rules import check_password
 from launcher.config import check_program_settings, read_launcher_settings
 from launcher.errors import StartupError
 from launcher.health import FLOWER_PORT, Part, check_health
@@ -68,8 +69,9 @@ def up(
 def migrate() -> None:
     """Bring the database to the newest schema."""
     from launcher.bootstrap import migrate as run_migrations  # noqa: PLC0415
+    from launcher.external import check_external_postgres  # noqa: PLC0415
 
-    run_migrations(read_settings(Settings).database_url.get_secret_value())
+    run_migrations(check_external_postgres(read_settings(Settings).database_url.get_secret_value()))
 
 
 @key_app.command("create")
@@ -163,8 +165,12 @@ def flower(
 ) -> None:
     """Run Flower alone; user and password come from FLOWER_BASIC_AUTH (`user:password`), which must be set."""
     read_settings(Settings)
-    if ":" not in os.environ.get("FLOWER_BASIC_AUTH", ""):
+    logins = os.environ.get("FLOWER_BASIC_AUTH", "")
+    if ":" not in logins:
         raise StartupError("Flower can stop tasks: set FLOWER_BASIC_AUTH=user:password for it")
+    for login in logins.split(","):
+        user, _, password = login.partition(":")
+        check_password("FLOWER_BASIC_AUTH", user, password)
     _become(flower_command(host, port))
 
 

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from core.config import Settings
 from core.environment import read_settings
 from core.errors import SettingError
+from core.secret_rules import check_secret_key
 from launcher.errors import StartupError
 
 __all__ = ["LauncherSettings", "check_program_settings", "read_launcher_settings"]
@@ -53,6 +54,6 @@ def check_program_settings() -> None:
     For whoever starts them, before anything else: a database takes seconds, and a program's own words end in its log.
     """
     try:
-        read_settings(Settings, database_url="postgresql:", redis_url="redis:")
+        check_secret_key(read_settings(Settings, database_url="postgresql:", redis_url="redis:"))
     except SettingError as error:
         raise StartupError(error.message) from None

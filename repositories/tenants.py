@@ -37,12 +37,18 @@ _QUEUE_ROOM = """
 SELECT t.max_queued - (
   SELECT count(*) FROM (
     SELECT 1 FROM trials
-    WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait') LIMIT t.max_queued) q)
+    WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait')
+    -- One more, so that too many are told from as many as may be.
+    LIMIT t.max_queued + 1::bigint) q)
   -- Trials of large batches that have no row yet wait as much as the others.
   - (SELECT coalesce(sum(tail_count), 0) FROM jobs
      WHERE tenant_id = t.id AND tail_count > 0 AND tail_outcome IS NULL) AS room
 FROM tenants t WHERE t.id = %(tenant_id)s
 """
+
+
+# Not the tenant's row: changes of its limits, and its references, have to wait for nobody.
+_LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended('sandmill.queue', %(tenant_id)s))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,10 @@ class TenantRepository(SqlRepository):
         return self._count(_REVOKE, {"id": key_id, "tenant_id": tenant_id}) == 1
 
     def queue_room(self, tenant_id: int) -> int:
-        """How many more trials of this tenant may wait, for whatever reason."""
+        """How many more trials of this tenant may wait, for whatever reason; negative if too many do."""
         row = self._row(_QUEUE_ROOM, {"tenant_id": tenant_id})
         return 0 if row is None else int(row["room"])
+
+    def lock_queue(self, tenant_id: int) -> None:
+        """Let nobody else count this tenant's queue until the end of the transaction."""
+        self._rows(_LOCK_QUEUE, {"tenant_id": tenant_id})

@@ -1,15 +1,14 @@
 """`python -m scheduler`: runs the scheduler with the settings of the environment."""
 
-from core.config import Settings
-from core.environment import settings_or_exit
 from core.failpoints import arm_or_exit
 from core.logging import configure_logging
+from core.secret_rules import program_settings
 from scheduler.process import Scheduler
 
 
 def main() -> None:
     """Read the settings and run until told to stop."""
-    settings = settings_or_exit(Settings, program="scheduler")
+    settings = program_settings("scheduler")
     configure_logging(level=settings.log_level, style=settings.log_format)
     arm_or_exit(program="scheduler")
     Scheduler(settings).run()

@@ -10,18 +10,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from core.errors import ConflictError, NotFoundError, QuotaExceededError
+from core.errors import ConflictError, NotFoundError
 from core.ids import new_id
 from models.states import BatchState
 from repositories.batch_progress import BatchProgressRepository
 from repositories.batch_verbs import BatchVerbRepository, Target
 from repositories.batches import BatchRepository, LockedBatch
 from repositories.jobs import JobRepository
-from repositories.tenants import TenantRepository
 from repositories.trial_ending import EarlyEnd, MetTrial, TrialEndingRepository
 from repositories.trials_read import TrialReadRepository
 from services.early_ends import cancel_end
 from services.history import missing_batch, missing_trial
+from services.queue_room import QueueRoom
 
 __all__ = ["BatchVerbService", "Cancellation", "Pause"]
 
@@ -56,7 +56,7 @@ class BatchVerbService:
         self._verbs = BatchVerbRepository(connection, tenant_id)
         self._ending = TrialEndingRepository(connection)
         self._progress = BatchProgressRepository(connection)
-        self._tenants = TenantRepository(connection)
+        self._room = QueueRoom(connection, tenant_id)
 
     def batch(self, batch_id: UUID) -> Target:
         """Aim at a batch."""
@@ -118,12 +118,12 @@ class BatchVerbService:
             )
         if not found and not revived:
             return 0
-        if len(found) > self._tenants.queue_room(self._tenant_id):
-            raise QuotaExceededError("too many trials are queued: wait until some have run")
+        self._room.refuse_early(len(found))
         if batch.state == BatchState.FINISHED:
             self._progress.add_event([batch.id], "batch.reopened")
         self._verbs.reopen(batch.id)
         self._run_again(batch.id, found)
+        self._room.hold(len(found) + revived)
         return len(found) + revived
 
     def _run_again(self, batch_id: UUID, found: Sequence[tuple[UUID, UUID]]) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from core.blobstore import BlobStore
-from core.errors import ConflictError, NotFoundError, QuotaExceededError
+from core.errors import ConflictError, NotFoundError
 from core.ids import new_id
 from core.tracing import current_traceparent
 from models.states import Outcome, TrialState
@@ -25,7 +25,6 @@ from repositories.batches import (
     NewTrials,
 )
 from repositories.jobs import JobRepository, JobRow
-from repositories.tenants import TenantRepository
 from services.batch_webhooks import BatchWebhook, BatchWebhookService
 from services.blobs import BlobService
 from services.fan_out import split_first_page
@@ -33,6 +32,7 @@ from services.history import missing_batch
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
 from services.problems import InvalidFieldsError, Problem
+from services.queue_room import QueueRoom
 
 __all__ = [
     "MAX_TRIALS",
@@ -150,7 +150,7 @@ class BatchService:
         self._default_runtime = default_runtime
         self._batches = BatchRepository(connection, tenant_id)
         self._jobs = JobRepository(connection, tenant_id)
-        self._tenants = TenantRepository(connection)
+        self._room = QueueRoom(connection, tenant_id)
         self._blobs = BlobService(connection, tenant_id, store)
         self._keys = IdempotencyService(connection, tenant_id)
         self._webhooks = BatchWebhookService(connection, tenant_id)
@@ -166,7 +166,6 @@ class BatchService:
         if earlier is not None:
             return Created(earlier, replayed=True)
         self.check(batch)
-        self._refuse_beyond_quota(batch.jobs)
         row = NewBatchRow(
             id=batch_id,
             name=batch.name,
@@ -180,6 +179,7 @@ class BatchService:
             stop_when=batch.stop_when,
         )
         trials = sum(spec.trials.count for spec in batch.jobs.specs)
+        self._room.refuse_early(trials)
         self._batches.insert(row, jobs=len(batch.jobs.specs), trials=trials)
         self._insert_jobs(batch_id, batch.jobs, first_ordinal=0, known={}, is_paused=False, caps=batch.caps)
         if batch.webhook is not None:
@@ -187,6 +187,7 @@ class BatchService:
         context = current_traceparent()
         if context is not None:
             self._batches.set_traceparent(batch_id, context)
+        self._room.hold(trials)
         return Created(batch_id, replayed=False)
 
     def check(self, batch: NewBatch) -> None:
@@ -220,7 +221,7 @@ class BatchService:
             message = f"{batch.trial_count} trials in the batch and {trials} more; at most {MAX_TRIALS}"
             raise InvalidFieldsError([Problem("jobs", f"{message}: begin another batch")])
         self._take_files(jobs)
-        self._refuse_beyond_quota(jobs)
+        self._room.refuse_early(trials)
         self._batches.grow(batch_id, jobs=len(jobs.specs), trials=trials)
         needed = self._insert_jobs(
             batch_id,
@@ -233,6 +234,7 @@ class BatchService:
         if needed:
             # They may have ended long ago: whoever looks after ends looks at them once more.
             BatchProgressRepository(self._connection).look_at(batch_id, sorted(needed))
+        self._room.hold(trials)
         return Created(batch_id, replayed=False)
 
     def get(self, batch_id: UUID) -> BatchSummary:
@@ -274,11 +276,6 @@ class BatchService:
     def _with_counts(self, rows: Sequence[JobRow]) -> list[JobSummary]:
         counts = self._jobs.counts([row.id for row in rows])
         return [JobSummary(row, _to_counts(row.trial_count, counts.get(row.id, []))) for row in rows]
-
-    def _refuse_beyond_quota(self, jobs: NewJobs) -> None:
-        trials = sum(spec.trials.count for spec in jobs.specs)
-        if trials > self._tenants.queue_room(self._tenant_id):
-            raise QuotaExceededError("too many trials are queued: wait until some have run")
 
     def _take_files(self, jobs: NewJobs) -> None:
         self._blobs.grant_all(jobs.files)

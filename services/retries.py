@@ -15,10 +15,12 @@ from core.errors import FailureClass
 from services.jobspec import Backoff, RetryBudget, RetryRule
 from services.outcomes import Failure
 
-__all__ = ["POISON_NODES", "Losses", "RetryDecision", "TriesUsed", "decide_loss", "decide_retry"]
+__all__ = ["POISON_LOSSES", "Losses", "RetryDecision", "TriesUsed", "decide_loss", "decide_retry"]
 
-POISON_NODES = 3
-"""A trial under which so many different nodes were lost gets no further one: it may well be what ends them."""
+POISON_LOSSES = 3
+"""A trial whose worker was lost so often gets no further one: it may well be what ends them.
+
+On one node, too: with a single node, or a greedy budget, it would else take everybody's work down ten times."""
 
 MAX_RETRY_AFTER_SECONDS = 3600.0
 """What a registry or an engine may ask for: a wrong clock or a hostile one must not park a trial for a year."""
@@ -29,7 +31,7 @@ _NEVER = {
     FailureClass.CANCELLED: "it was cancelled",
 }
 _FINAL_CODES = {
-    "poison": "it has cost too many nodes",
+    "poison": "it has cost too many workers",
     "total_timeout": "no time is left",
 }
 """No rule of a job changes these."""
@@ -124,12 +126,13 @@ def decide_loss(
 ) -> tuple[RetryDecision, Failure]:
     """Say the same for an attempt that was lost with its worker; also gives the failure that the trial ends with.
 
-    That is `poison` once POISON_NODES different nodes were lost under the trial, whatever its budget, or when losses
-    alone have used up all of its budget.
+    That is `poison` once its worker was lost POISON_LOSSES times, whatever the budget, or when losses alone have used
+    up all of it.
     """
     decision = decide_retry(failure, policy, used, rng=rng)
-    if len(losses.nodes) >= POISON_NODES:
-        poison = _poison(failure, f"{len(losses.nodes)} different nodes were lost under it")
+    if losses.count >= POISON_LOSSES:
+        nodes = "one node" if len(losses.nodes) == 1 else f"{len(losses.nodes)} nodes"
+        poison = _poison(failure, f"its worker was lost {losses.count} times, on {nodes}")
         return decide_retry(poison, policy, used, rng=rng), poison
     if not decision.retry and losses.count > policy.infra_max > 0:
         return decision, _poison(failure, f"its worker was lost {losses.count} times")

@@ -2,17 +2,16 @@
 
 import sys
 
-from core.config import Settings
-from core.environment import settings_or_exit
 from core.errors import SandmillError
 from core.failpoints import arm_or_exit
 from core.logging import configure_logging
+from core.secret_rules import program_settings
 from workers.process import run_worker
 
 
 def main() -> None:
     """Read the settings and run until told to stop."""
-    settings = settings_or_exit(Settings, program="worker")
+    settings = program_settings("worker")
     configure_logging(level=settings.log_level, style=settings.log_format)
     arm_or_exit(program="worker")
     try:

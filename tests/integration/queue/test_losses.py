@@ -39,7 +39,10 @@ def letters(world: QueueWorld) -> list[dict]:
     return world.execute("SELECT * FROM dead_letters ORDER BY n")
 
 
-def test_third_node_lost_under_a_trial_makes_it_poison_and_a_dead_letter(world: QueueWorld, reaper):
+@pytest.mark.parametrize("nodes_there", [1, 3])
+def test_third_loss_of_its_worker_makes_a_trial_poison_and_a_dead_letter(
+    world: QueueWorld, reaper, nodes_there
+):
     seat, trial, _ = start_one(world, retry=RetryBudget(infra_max=10))
     nodes = set()
     for number in range(3):
@@ -50,8 +53,9 @@ def test_third_node_lost_under_a_trial_makes_it_poison_and_a_dead_letter(world: 
         if number < 2:
             assert row["state"] == "queued"
             assert letters(world) == []
-            seat = world.session()
+            seat = world.session(node=seat.node_id if nodes_there == 1 else None)
             start_again(world, seat)
+    assert len(nodes) == nodes_there
     assert (row["state"], row["outcome"], row["state_reason"]) == ("finished", "error", "poison")
     assert (row["failure"]["class"], row["failure"]["code"]) == ("infra", "poison")
     (letter,) = letters(world)
@@ -60,12 +64,12 @@ def test_third_node_lost_under_a_trial_makes_it_poison_and_a_dead_letter(world: 
     assert world.attempt(trial, 3)["failure"]["code"] == "node_lost"
 
 
-def test_losses_of_one_node_are_poison_only_when_they_have_used_up_the_budget(world: QueueWorld, reaper):
-    seat, trial, _ = start_one(world, retry=RetryBudget(infra_max=3))
-    for number in range(4):
+def test_losses_that_have_used_up_a_smaller_budget_are_poison_too(world: QueueWorld, reaper):
+    seat, trial, _ = start_one(world, retry=RetryBudget(infra_max=1))
+    for number in range(2):
         lose(world, reaper, seat)
-        assert world.trial(trial)["state"] == ("queued" if number < 3 else "finished")
-        if number < 3:
+        assert world.trial(trial)["state"] == ("queued" if number < 1 else "finished")
+        if number < 1:
             seat = world.session(node=seat.node_id)
             start_again(world, seat)
     assert world.trial(trial)["failure"]["code"] == "poison"

@@ -53,6 +53,18 @@ def test_flower_without_a_password_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    "login", ["sandmill:", "sandmill:sandmill", "admin:Admin", "a:good-one-81,b:changeme"]
+)
+def test_flower_with_a_password_that_everybody_knows_is_refused(monkeypatch, capsys, login):
+    monkeypatch.setenv("FLOWER_BASIC_AUTH", login)
+    code, _, err = run_main(monkeypatch, capsys, "flower")
+    assert code == 1
+    assert (
+        err == "sandmill: FLOWER_BASIC_AUTH: must have a password of its own, not one that everybody knows\n"
+    )
+
+
+@pytest.mark.parametrize(
     "words",
     [["up", "--port", "65536"], ["up", "--port", "x"], ["up", "extra"], ["key", "create"], ["nonsense"]],
 )

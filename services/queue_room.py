@@ -1,0 +1,37 @@
+"""Holds a tenant to `max_queued`: how many of its trials may wait, for whatever reason."""
+
+from sqlalchemy import Connection
+
+from core.errors import QuotaExceededError
+from repositories.tenants import TenantRepository
+
+__all__ = ["QueueRoom"]
+
+
+class QueueRoom:
+    """The room in one tenant's queue, inside the caller's transaction."""
+
+    def __init__(self, connection: Connection, tenant_id: int) -> None:
+        """connection: the caller begins and commits."""
+        self._tenants = TenantRepository(connection)
+        self._tenant_id = tenant_id
+
+    def refuse_early(self, trials: int) -> None:
+        """Raise QuotaExceededError if so many more do not fit already; before the work of inserting them."""
+        if trials and trials > self._tenants.queue_room(self._tenant_id):
+            raise _full()
+
+    def hold(self, trials: int) -> None:
+        """Raise QuotaExceededError if these, now inserted, are too many, whoever inserts at the same time.
+
+        Call it last: from here to the commit the tenant's other submissions wait.
+        """
+        if not trials:
+            return
+        self._tenants.lock_queue(self._tenant_id)
+        if self._tenants.queue_room(self._tenant_id) < 0:
+            raise _full()
+
+
+def _full() -> QuotaExceededError:
+    return QuotaExceededError("too many trials are queued: wait until some have run")
