@@ -61,6 +61,14 @@ POINTS = frozenset(
         "reap.after_commit",
         "sweep.before_commit",
         "sweep.after_commit",
+        "progress.before_commit",
+        "progress.after_commit",
+        "progress.ruled_before_commit",
+        "progress.ruled_after_commit",
+        "fanout.mid_page",
+        "fanout.after_page",
+        "webhook.before_post",
+        "webhook.after_post",
     }
 )
 """All names that `failpoint` is called with."""

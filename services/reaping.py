@@ -59,8 +59,10 @@ class Reaper:
                     log.warning("sessions_lapsed", count=ended)
             lost = reap_ended_sessions(connection, grace_seconds=self._grace, rng=self._rng)
             overdue = self._take_overdue(connection) if lapsed_sessions else 0
-            failpoint("reap.before_commit")
-        failpoint("reap.after_commit")
+            if lost or overdue:
+                failpoint("reap.before_commit")
+        if lost or overdue:
+            failpoint("reap.after_commit")
         REAPED.labels("attempt").inc(lost)
         REAPED.labels("overdue").inc(overdue)
         if lost:

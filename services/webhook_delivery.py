@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from standardwebhooks import Webhook
 
 from core.errors import SandmillError
+from core.failpoints import failpoint
 from core.logging import get_logger
 from core.outbound import AddressGuard, parse_url
 from core.sealing import SecretBox
@@ -108,7 +109,9 @@ class WebhookSender:
 
     def _handle(self, delivery: DueDelivery) -> None:
         try:
+            failpoint("webhook.before_post")
             answer = self._send(delivery)
+            failpoint("webhook.after_post")
             decision = decide(answer, delivery.tries, now=datetime.now(UTC), rng=self._rng)
             self._record(delivery, answer, decision)
         except SQLAlchemyError as error:
