@@ -1,5 +1,6 @@
 """Logs as pages, as server-sent events, and as plain text."""
 
+import asyncio
 import base64
 import codecs
 import contextlib
@@ -134,6 +135,9 @@ async def while_allowed(items: AsyncGenerator[Item], check: Check) -> AsyncGener
                     log.warning("log_stream_not_checked", error=type(error).__name__)
                 checked = time.monotonic()
             yield item
+            # A client that takes all at once would else keep all others waiting for as long as there is something to
+            # send, and its leaving would not be noticed.
+            await asyncio.sleep(0)
 
 
 def _event(

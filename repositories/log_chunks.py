@@ -9,13 +9,19 @@ from repositories.base import SqlRepository
 
 __all__ = ["Chunk", "LogChunkRepository", "StoredLog"]
 
-# %()b sends the bytes as they are: as text each would be escaped.
-_APPEND = """
+_APPENDS = 0x6C6F6773
+"""First half of the advisory locks that appends share and `settle` takes alone; the second half tells nodes apart."""
+
+# %()b sends the bytes as they are: as text each would be escaped. Without a node the lock's function is not called.
+_APPEND = f"""
 INSERT INTO log_chunks (trial_id, fence, seq, step, stream, at, bytes)
-SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(seqs)s::int[], %(steps)s::text[], %(streams)s::text[],
-                     %(ats)s::timestamptz[], %(bytes)b::bytea[])
+SELECT c.* FROM (SELECT pg_advisory_xact_lock_shared({_APPENDS}, %(node)s::int)) l,
+     unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(seqs)s::int[], %(steps)s::text[], %(streams)s::text[],
+            %(ats)s::timestamptz[], %(bytes)b::bytea[]) c
 ON CONFLICT (trial_id, fence, seq) DO NOTHING
 """
+
+_SETTLE = f"SELECT pg_advisory_xact_lock({_APPENDS}, %(node)s::int)"
 
 _READ_STEP = """
 SELECT bytes FROM log_chunks
@@ -54,11 +60,15 @@ class Chunk:
 class LogChunkRepository(SqlRepository):
     """Chunks by (trial, fence, seq)."""
 
-    def append(self, chunks: Sequence[Chunk]) -> None:
-        """Store chunks of any attempts in one statement; a chunk that is there already stays."""
+    def append(self, chunks: Sequence[Chunk], *, node_id: UUID | None = None) -> None:
+        """Store chunks of any attempts in one statement; a chunk that is there already stays.
+
+        node_id: of the worker, for `settle`.
+        """
         self._count(
             _APPEND,
             {
+                "node": None if node_id is None else _lock_of(node_id),
                 "trials": [c.trial_id for c in chunks],
                 "fences": [c.fence for c in chunks],
                 "seqs": [c.seq for c in chunks],
@@ -69,6 +79,14 @@ class LogChunkRepository(SqlRepository):
             },
         )
 
+    def settle(self, node_id: UUID) -> None:
+        """Wait until every append of the node's earlier worker is decided.
+
+        A worker may be killed while its commit is under way. Its successor would read how far a log is stored, then the
+        commit would come through, and what the successor stores under those numbers would be dropped as there already.
+        """
+        self._rows(_SETTLE, {"node": _lock_of(node_id)})
+
     def stored(self, trial_id: UUID, fence: int) -> StoredLog:
         """Say how far the log of an attempt is stored."""
         rows = self._rows(_STORED, {"trial_id": trial_id, "fence": fence})
@@ -78,3 +96,7 @@ class LogChunkRepository(SqlRepository):
         """All stored output of one step, both streams in their one order."""
         rows = self._rows(_READ_STEP, {"trial_id": trial_id, "fence": fence, "step": step})
         return b"".join(row["bytes"] for row in rows)
+
+
+def _lock_of(node_id: UUID) -> int:
+    return node_id.int & 0x7FFF_FFFF

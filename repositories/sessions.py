@@ -8,6 +8,7 @@ from psycopg.types.json import Jsonb
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
+from repositories.log_chunks import LogChunkRepository
 
 __all__ = ["HeldAttempt", "SessionRepository"]
 
@@ -109,8 +110,9 @@ class SessionRepository(SqlRepository):
         """Register the node, end whatever session it had, open this one.
 
         boot_id: of the machine since its last start. What an earlier session with the same one ran can be adopted;
-        with another, or without, it is lost.
+        with another, or without, it is lost. What that one was storing is stored when this returns, or never will be.
         """
+        LogChunkRepository(self._connection).settle(node_id)
         self._count(
             _UPSERT_NODE,
             {

@@ -8,7 +8,7 @@ import posixpath
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,12 +53,16 @@ class FakeConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FakeOutcome:
-    """What a command does. seconds: how long it takes. dies: execd is gone before the end. oom: counted in stats."""
+    """What a command does. seconds: how long it takes. dies: execd is gone before the end. oom: counted in stats.
+
+    output: after stdout and stderr, piece by piece and at the pace of this iterable.
+    """
 
     exit_code: int = 0
     signal: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
+    output: Iterable[tuple[StreamName, bytes]] = ()
     seconds: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=dict)
     error: str | None = None
@@ -218,6 +222,10 @@ class _FakeClient:
         if outcome.error is not None:
             return CommandResult(error=outcome.error)
         _emit(outcome, command, on_output)
+        for stream, data in outcome.output:
+            if not sandbox.is_alive or (stop is not None and stop.is_set()):
+                break
+            on_output("stdout" if command.merge_streams else stream, data)
         if outcome.seconds > 0 or (stop is not None and stop.is_set()):
             ended = self._spend(outcome.seconds, command, stop)
             if ended is not None:

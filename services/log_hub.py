@@ -46,23 +46,27 @@ class LogListener:
 
     async def next(self, timeout_seconds: float) -> LogChunkRow | None:
         """Wait for the next chunk. None: look at the store, because nothing came in time or something was missed."""
-        if self._missed:
-            while not self._chunks.empty():
-                self._chunks.get_nowait()
-            self._missed = False
-            return None
         try:
             async with asyncio.timeout(timeout_seconds):
-                return await self._chunks.get()
+                chunk = await self._chunks.get()
         except TimeoutError:
             return None
+        if chunk is None:
+            self._missed = False
+        return chunk
 
     def offer(self, chunk: LogChunkRow | None) -> None:
         """Hand in a chunk, or None for "look at the store"."""
+        if self._missed:
+            return
         try:
             self._chunks.put_nowait(chunk)
         except asyncio.QueueFull:
+            # The client may never read again: what it would find here it finds in the store as well.
             self._missed = True
+            while not self._chunks.empty():
+                self._chunks.get_nowait()
+            self._chunks.put_nowait(None)
 
 
 class LogHub:

@@ -36,6 +36,7 @@ _LINGER_SECONDS = 0.02
 """How long the writer gathers before it stores: far below what a reader notices, enough for many lines."""
 
 _BATCH_BYTES = 8 << 20
+"""What one statement stores, of all attempts together, give or take a chunk: what it may cost in memory and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,13 @@ class LogPump:
             if not first.data:
                 self._tail.popleft()
 
+    @property
+    def pending_bytes(self) -> int:
+        """Output that waits to be stored."""
+        return self._pending_bytes
+
     def take(self, max_bytes: int) -> list[Chunk]:
-        """Hand over pending chunks with their numbers; `stored` must follow."""
+        """Hand over pending chunks with their numbers, until they are max_bytes or more; `stored` must follow."""
         attempt_id, trial_id, fence = self._ids
         chunks = []
         with self._changed:
@@ -248,13 +254,20 @@ def _append(pieces: deque[_Piece], step: str, stream: str, data: bytes) -> int:
 
 
 class LogWriter:
-    """Stores and publishes the chunks of all attempts of this worker, on its own thread."""
+    """Stores and publishes the chunks of all attempts of this worker, on its own thread.
 
-    def __init__(self, engine: Engine, publish: Callable[[Sequence[Chunk]], None]) -> None:
-        """publish: tells live readers; must not raise and may lose messages."""
+    A statement holds the chunks of many attempts. Whoever has little to say is heard in each; the loud ones share what
+    is left of it, in turn.
+    """
+
+    def __init__(self, engine: Engine, publish: Callable[[Sequence[Chunk]], None], *, node_id: UUID) -> None:
+        """publish: tells live readers; must neither raise nor wait, and may lose messages. node_id: of this worker."""
         self._engine = engine
         self._publish = publish
+        self._node_id = node_id
         self._pumps: dict[UUID, LogPump] = {}
+        self._served: dict[UUID, int] = {}
+        self._rounds = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -283,6 +296,7 @@ class LogWriter:
         """Drop a pump, closed or not."""
         with self._lock:
             pump = self._pumps.pop(attempt_id, None)
+            self._served.pop(attempt_id, None)
         if pump is not None:
             pump.abandon()
 
@@ -291,29 +305,46 @@ class LogWriter:
             self._wake.wait()
             self._wake.clear()
             try:
-                while self._store_once():
-                    time.sleep(_LINGER_SECONDS)
+                while stored_bytes := self._store_once():
+                    if stored_bytes < _BATCH_BYTES // 2:
+                        time.sleep(_LINGER_SECONDS)
             except Exception:
                 # Without this thread every attempt of the worker would wait for its output to be stored, for ever.
                 log.exception("log_writer_failed")
 
-    def _store_once(self) -> bool:
-        with self._lock:
-            pumps = list(self._pumps.values())
-        taken = [(pump, pump.take(_BATCH_BYTES)) for pump in pumps]
+    def _store_once(self) -> int:
+        """Store what fits into one statement; gives the number of bytes."""
+        taken = self._take()
         chunks = [chunk for _, part in taken for chunk in part]
         if not chunks:
-            return False
-        is_stored = self._store(chunks)
+            return 0
         try:
-            if is_stored:
+            if self._store(chunks):
                 failpoint("worker.mid_log")
                 self._publish(chunks)
         finally:
-            for pump, part in taken:
+            for pump, _ in taken:
+                pump.stored()
+        return sum(len(chunk.data) for chunk in chunks)
+
+    def _take(self) -> list[tuple[LogPump, list[Chunk]]]:
+        self._rounds += 1
+        with self._lock:
+            waiting = [(key, pump) for key, pump in self._pumps.items() if pump.pending_bytes]
+            share = _BATCH_BYTES // max(1, len(waiting))
+            # All the quiet ones fit, and among the loud ones the turn goes round.
+            waiting.sort(key=lambda item: (item[1].pending_bytes > share, self._served.get(item[0], 0)))
+            taken: list[tuple[LogPump, list[Chunk]]] = []
+            left = _BATCH_BYTES
+            for number, (key, pump) in enumerate(waiting):
+                if left <= 0:
+                    break
+                part = pump.take(left // (len(waiting) - number))
                 if part:
-                    pump.stored()
-        return True
+                    taken.append((pump, part))
+                    left -= sum(len(chunk.data) for chunk in part)
+                    self._served[key] = self._rounds
+        return taken
 
     def _store(self, chunks: Sequence[Chunk]) -> bool:
         """Try until it works: the commands wait meanwhile, and the lease decides how long that makes sense."""
@@ -321,7 +352,7 @@ class LogWriter:
         while not self._stopping:
             try:
                 with self._engine.begin() as connection:
-                    LogChunkRepository(connection).append(chunks)
+                    LogChunkRepository(connection).append(chunks, node_id=self._node_id)
             except SQLAlchemyError as error:
                 log.warning("log_chunks_not_stored", count=len(chunks), error=str(error).splitlines()[0])
                 time.sleep(pause)

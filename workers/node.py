@@ -1,14 +1,12 @@
 """One worker: claims attempts for its node, runs them, keeps its lease. Celery only brings the bells."""
 
-import base64
 import importlib.metadata
-import json
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from uuid import UUID
@@ -25,7 +23,6 @@ from core.failpoints import failpoint
 from core.logging import get_logger
 from core.metrics import ATTEMPTS_RUNNING, BELLS, LEFTOVERS
 from repositories.attempts import AttemptRepository, ClaimedAttempt
-from repositories.log_chunks import Chunk
 from repositories.sessions import SessionRepository
 from runtimes.base import Runtime, SandboxHandle
 from runtimes.processes import ProcessRef
@@ -34,6 +31,7 @@ from runtimes.registry import CGROUP_PARENT, local_state
 from services.attempt_control import AttemptControl, StopReason
 from services.attempt_journal import AttemptJournal
 from services.attempt_runner import AttemptRunner, WorkerParts
+from services.live_log import LivePublisher
 from services.log_pump import LogWriter
 from services.regrades import Regrader
 from services.seen_images import SeenImages
@@ -90,7 +88,8 @@ class NodeWorker:
         self._adopted: list[tuple[ClaimedAttempt, AttemptControl]] = []
         self._leaving = threading.Event()
         self._blobs = BlobStore(settings.home_path / "blobs")
-        self._logs = LogWriter(self._engine, self._publish)
+        self._live_log = LivePublisher(self._redis)
+        self._logs = LogWriter(self._engine, self._live_log.publish, node_id=identity.id)
         self._runner = AttemptRunner(
             WorkerParts(
                 engine=self._engine,
@@ -141,6 +140,7 @@ class NodeWorker:
         self._journal.sweep([claimed.attempt_id for claimed, _ in self._adopted])
         self._lease.start()
         self._watchdog.ensure()
+        self._live_log.start()
         self._logs.start()
         for thread in self._threads:
             thread.start()
@@ -239,6 +239,7 @@ class NodeWorker:
             except SQLAlchemyError as error:
                 log.warning("session_end_not_written", error=str(error).splitlines()[0])
             self._logs.stop()
+            self._live_log.stop()
         for runtime in self._runtimes.values():
             runtime.close()
         self._watchdog.stop()
@@ -327,9 +328,6 @@ class NodeWorker:
             except Exception:
                 log.exception("sweep_failed")
 
-    def _publish(self, chunks: Sequence[Chunk]) -> None:
-        self._publish_all((f"log:{chunk.attempt_id}", _to_message(chunk)) for chunk in chunks)
-
     def _publish_all(self, messages: Iterable[tuple[str, str]]) -> None:
         """Tell live readers. A lost message costs them a re-read of the store."""
         try:
@@ -394,18 +392,6 @@ class NodeWorker:
                             self._lease.beat_soon()
             except (redis.RedisError, OSError):
                 self._stopping.wait(1.0)
-
-
-def _to_message(chunk: Chunk) -> str:
-    return json.dumps(
-        {
-            "seq": chunk.seq,
-            "t": chunk.at.isoformat(),
-            "stream": chunk.stream,
-            "step": chunk.step,
-            "b64": base64.b64encode(chunk.data).decode("ascii"),
-        }
-    )
 
 
 def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]) -> NodeDescription:

@@ -96,7 +96,7 @@ class QueueWorld:
             )
         return ids
 
-    def many_trials(self, tenant: int, rows: list[dict[str, Any]]) -> None:
+    def many_trials(self, tenant: int, rows: list[dict[str, Any]], *, spec: JobSpec | None = None) -> None:
         """Queue trials of one new job at once, each with its own priority, cpu_millicores and memory_bytes."""
         sql = """
         WITH batch AS (
@@ -116,7 +116,7 @@ class QueueWorld:
             job=new_id(),
             tenant=tenant,
             count=len(rows),
-            spec=Jsonb(make_spec().to_json()),
+            spec=Jsonb((spec or make_spec()).to_json()),
             ids=[new_id() for _ in rows],
             priorities=[row.get("priority", 0) for row in rows],
             cpus=[row.get("cpu_millicores", 1000) for row in rows],

@@ -1,7 +1,7 @@
 """A worker around the fake runtime, without Celery: bells are answered by the test."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from uuid import UUID
 
 from core.blobstore import BlobStore
 from repositories.dispatch import Bell
+from repositories.log_chunks import Chunk
 from runtimes.base import Runtime
 from services.attempt_control import AttemptControl
 from services.attempt_runner import AttemptRunner, WorkerParts
@@ -22,13 +23,22 @@ __all__ = ["Bench", "running_bench"]
 class Bench:
     """Runs one trial after the other through the real AttemptRunner."""
 
-    def __init__(self, world: QueueWorld, runtime: Runtime, folder: Path) -> None:
+    def __init__(
+        self,
+        world: QueueWorld,
+        runtime: Runtime,
+        folder: Path,
+        *,
+        publish: Callable[[Sequence[Chunk]], None] | None = None,
+        log_cap_bytes: int = 1 << 20,
+        **session: Any,
+    ) -> None:
         self.world = world
         self.runtime = runtime
-        self.published: list[Any] = []
-        self.logs = LogWriter(world.engine, self.published.extend)
+        self.published: list[Chunk] = []
+        self.seat: Seat = world.session(**session)
+        self.logs = LogWriter(world.engine, publish or self.published.extend, node_id=self.seat.node_id)
         self.blobs = BlobStore(folder / "blobs")
-        self.seat: Seat = world.session()
         self.tenant = world.tenant()
         self.runner = AttemptRunner(
             WorkerParts(
@@ -37,7 +47,7 @@ class Bench:
                 blobs=self.blobs,
                 logs=self.logs,
                 node_id=self.seat.node_id,
-                log_cap_bytes=1 << 20,
+                log_cap_bytes=log_cap_bytes,
             )
         )
 
@@ -71,8 +81,8 @@ class Bench:
 
 
 @contextmanager
-def running_bench(world: QueueWorld, runtime: Runtime, folder: Path) -> Iterator[Bench]:
-    bench = Bench(world, runtime, folder)
+def running_bench(world: QueueWorld, runtime: Runtime, folder: Path, **options: Any) -> Iterator[Bench]:
+    bench = Bench(world, runtime, folder, **options)
     bench.logs.start()
     try:
         yield bench

@@ -288,6 +288,23 @@ def test_messages_that_come_twice_or_late_are_dropped(api, writer):
     assert texts == [str(number) for number in range(10)]
 
 
+def test_what_a_killed_worker_stored_untold_and_its_successor_goes_on_behind_comes_once(api, writer):
+    with follow(api.client, writer) as stream:
+        writer.wait_for_readers()
+        writer.write(b"0 ")
+        assert next(stream)[2]["text"] == "0 "
+        writer.write(b"1 ", publish=False)
+        writer.write(b"2 ", publish=False)  # here it is killed
+        with api.engine.begin() as connection:
+            stored = LogChunkRepository(connection).stored(writer.trial_id, writer.fence)
+        assert (stored.next_seq, dict(stored.step_bytes)) == (3, {"run": 6})
+        successor = Writer(api, writer.attempt_id, writer.trial_id, seq=stored.next_seq)
+        successor.write(b"3 ")
+        successor.close()
+        successor.redis.close()
+        assert [data.get("text") for _, _, data in stream] == ["1 ", "2 ", "3 ", None]
+
+
 def test_nonsense_on_the_channel_harms_no_reader(api, writer):
     with follow(api.client, writer) as stream:
         writer.wait_for_readers()

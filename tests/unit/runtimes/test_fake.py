@@ -119,3 +119,19 @@ def test_whole_life_of_a_sandbox_costs_little():
         runtime.executions(handle).run(command, on_output=lambda *_: None)
         runtime.remove(handle)
     assert (time.perf_counter() - began) / len(specs) < 50e-6 * 5  # five times, for a busy machine
+
+
+def test_scripted_output_comes_piece_by_piece_until_the_command_is_stopped():
+    stop = threading.Event()
+
+    def endless():
+        yield "stdout", b"1"
+        yield "stderr", b"2"
+        stop.set()
+        while True:
+            yield "stdout", b"more"
+
+    _, client = start(FakeRuntime(lambda *_: FakeOutcome(output=endless(), seconds=5)))
+    result, got = run(client, Command(shell="anything"), stop=stop)
+    assert got == [("stdout", b"1"), ("stderr", b"2")]
+    assert result.interrupted

@@ -32,3 +32,25 @@ def test_a_slow_reader_is_sent_to_the_store_instead_of_filling_the_memory():
     first, second = asyncio.run(scenario())
     assert first is None
     assert second.seq == 1000
+
+
+def test_a_reader_that_never_reads_again_keeps_no_chunk():
+    async def scenario():
+        listener = LogListener()
+        for seq in range(1000):
+            listener.offer(chunk(seq))
+        return listener._chunks.qsize(), await listener.next(0.01)
+
+    assert asyncio.run(scenario()) == (1, None)
+
+
+def test_a_reader_that_waits_hears_at_once_of_more_than_it_can_keep():
+    async def scenario():
+        listener = LogListener()
+        waiting = asyncio.create_task(listener.next(60))
+        await asyncio.sleep(0)
+        for seq in range(1000):
+            listener.offer(chunk(seq))
+        return await asyncio.wait_for(waiting, 5)
+
+    assert asyncio.run(scenario()) is None
