@@ -15,6 +15,8 @@ from uuid import UUID
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from core.logging import get_logger
@@ -30,6 +32,9 @@ _KEEP_OPEN = "log:-"
 
 _BUFFERED_CHUNKS = 64
 """Chunks kept for a reader whose client is slow, 4 MiB at most; what comes then it reads from the store later."""
+
+_LOST = (RedisError, OSError, AttributeError)
+"""What a call on a broken connection raises; the last one if another task has closed it meanwhile."""
 
 _CONFIRM_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
@@ -80,6 +85,8 @@ class LogHub:
             socket_timeout=5.0,
             health_check_interval=10,
             socket_keepalive=True,
+            # What this catches, the library reconnects after, in whichever task it is, while another one reads.
+            retry=Retry(NoBackoff(), 0, supported_errors=()),
         )
         self._listeners: dict[str, set[LogListener]] = {}
         self._telling = asyncio.Lock()
@@ -121,9 +128,9 @@ class LogHub:
     async def _subscribe(self, channel: str) -> bool:
         """Ask for a channel. False: Redis is away; what is wanted then is asked for on connecting."""
         async with self._telling:
-            if self._pubsub is None:
+            if self._pubsub is None or not _is_connected(self._pubsub):
                 return False
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*_LOST):
                 await self._pubsub.subscribe(channel)
                 return True
             return False
@@ -131,25 +138,30 @@ class LogHub:
     async def _unsubscribe(self, channel: str) -> None:
         async with self._telling:
             # Somebody may have come meanwhile.
-            if self._pubsub is not None and channel not in self._listeners:
-                with contextlib.suppress(RedisError, OSError):
-                    await self._pubsub.unsubscribe(channel)
+            pubsub = self._pubsub
+            if pubsub is not None and _is_connected(pubsub) and channel not in self._listeners:
+                with contextlib.suppress(*_LOST):
+                    await pubsub.unsubscribe(channel)
 
     async def _run(self) -> None:
         while True:
+            pause = _RETRY_SECONDS
             try:
                 async with self._client.pubsub() as pubsub:
-                    await pubsub.subscribe(_KEEP_OPEN, *self._listeners)
-                    self._pubsub = pubsub
+                    async with self._telling:
+                        # Who comes while this is under way waits for it, and then asks for its own channel.
+                        await pubsub.subscribe(_KEEP_OPEN, *self._listeners)
+                        self._pubsub = pubsub
+                    pause = 0.0
                     await self._receive(pubsub)
-            except (RedisError, OSError) as error:
+            except _LOST as error:
                 log.warning("log_hub_disconnected", error=type(error).__name__)
             finally:
                 self._pubsub = None
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _receive(self, pubsub: PubSub) -> None:
-        while True:
+        while _is_connected(pubsub):
             message = await pubsub.get_message(timeout=2.0)
             if message is None:
                 continue
@@ -163,6 +175,12 @@ class LogHub:
                 chunk = _parse(message["data"])
                 for listener in listeners:
                     listener.offer(chunk)
+
+
+def _is_connected(pubsub: PubSub) -> bool:
+    """Ask before each call, without awaiting anything in between: on a closed connection, any would connect anew."""
+    connection: Any = pubsub.connection
+    return connection is not None and bool(connection.is_connected)
 
 
 def _parse(data: bytes) -> LogChunkRow | None:

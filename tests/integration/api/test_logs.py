@@ -97,6 +97,13 @@ def make_writer(api: ApiWorld) -> Writer:
     return Writer(api, attempt_id, UUID(trial["id"]))
 
 
+@contextlib.contextmanager
+def make_second(api: ApiWorld) -> Iterator[Writer]:
+    made = make_writer(api)
+    yield made
+    made.redis.close()
+
+
 @pytest.fixture
 def writer(api: ApiWorld) -> Iterator[Writer]:
     made = make_writer(api)
@@ -355,6 +362,17 @@ def test_many_followers_share_one_subscription_which_ends_with_them(api, writer)
         reader.join(20)
     assert results == [["x", None]] * 5
     writer.wait_for_readers(0)
+
+
+def test_readers_are_subscribed_again_after_the_connection_broke_and_those_that_come_then_too(api, writer):
+    with follow(api.client, writer), make_second(api) as second:
+        writer.wait_for_readers(1)
+        for _ in range(5):
+            writer.redis.client_kill_filter(_type="pubsub")
+            with api.new_client(key=api.key) as client, follow(client, second):
+                second.wait_for_readers(1)
+                writer.wait_for_readers(1)
+            second.wait_for_readers(0)
 
 
 def test_a_client_that_leaves_ends_its_subscription(api, writer):
