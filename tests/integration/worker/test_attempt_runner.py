@@ -6,8 +6,8 @@ import pytest
 from core.errors import DaemonError, InvalidRequestError, SpecInvalidError
 from runtimes.base import SandboxStats
 from runtimes.fake import FakeOutcome, FakeRuntime
+from services import attempt_runner
 from services.attempt_control import AttemptControl, StopReason
-from services.attempt_runner import _Run
 from services.jobspec import (
     ArtifactRule,
     ExitCodeVerdict,
@@ -347,15 +347,15 @@ def test_hostile_text_cannot_keep_an_attempt_from_being_recorded(world, tmp_path
 
 
 def test_end_that_cannot_be_written_is_recorded_without_its_details(bench, monkeypatch):
-    original = _Run._to_attempt_end
+    original = attempt_runner.to_attempt_end
     calls = []
 
-    def broken_once(self, verdict, summary):
-        end = original(self, verdict, summary)
+    def broken_once(*arguments, **options):
+        end = original(*arguments, **options)
         calls.append(end)
         return replace(end, grade="{") if len(calls) == 1 else end
 
-    monkeypatch.setattr(_Run, "_to_attempt_end", broken_once)
+    monkeypatch.setattr(attempt_runner, "to_attempt_end", broken_once)
     row = bench.run(make_spec(retry=NO_RETRY))
     assert (row["state"], row["outcome"], row["failure"]["code"]) == ("finished", "error", "unknown")
 
@@ -478,7 +478,7 @@ def test_execd_that_fell_with_the_memory_is_the_tasks_fault(world, tmp_path, oom
 
 
 def test_sandbox_that_will_not_go_does_not_cost_the_verdict(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.attempt_runner.time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("services.attempt_sandbox.time.sleep", lambda _seconds: None)
 
     class Sticky(FakeRuntime):
         def remove(self, handle):
