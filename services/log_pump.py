@@ -136,8 +136,18 @@ class LogPump:
                 self._in_head += len(data[:room])
                 self._pending_bytes += _append(self._pending, step, stream, data[:room])
             if len(data) > room:
+                self._await_head()
                 self._hold(step, stream, data[max(room, 0) :])
         self._wake()
+
+    def _await_head(self) -> None:
+        """Put nothing on the spool while what came before it is in memory alone.
+
+        Who resumes counts what is stored and what is on the spool; a hole between the two would shift all that follows.
+        """
+        if self._spool is not None and (self._pending or self._storing):
+            self._wake()
+            self._changed.wait_for(lambda: self._abandoned or not (self._pending or self._storing))
 
     def _hold(self, step: str, stream: str, data: bytes) -> None:
         self._in_tail += _append(self._tail, step, stream, data)

@@ -21,14 +21,22 @@ def journal(tmp_path) -> Iterator[AttemptJournal]:
         PUMPS.pop().abandon()
 
 
-def make_pump(journal: AttemptJournal, attempt, *, cap: int) -> LogPump:
-    spool = journal.spool(attempt)
-    pump = LogPump(attempt, uuid4(), 1, cap_bytes=cap, wake=lambda: None, spool=spool)
+Stored = list[tuple[int, str, bytes]]
+
+
+def make_pump(journal: AttemptJournal, attempt, *, cap: int, into: Stored | None = None) -> LogPump:
+    """into: where to store at once all that comes; None: the test does it itself."""
+
+    def wake() -> None:
+        if into is not None:
+            into.extend(take(pump))
+
+    pump = LogPump(attempt, uuid4(), 1, cap_bytes=cap, wake=wake, spool=journal.spool(attempt))
     PUMPS.append(pump)
     return pump
 
 
-def take(pump: LogPump) -> list[tuple[int, str, bytes]]:
+def take(pump: LogPump) -> Stored:
     chunks = pump.take(1 << 30)
     pump.stored()
     return [(chunk.seq, chunk.step, chunk.data) for chunk in chunks]
@@ -36,7 +44,7 @@ def take(pump: LogPump) -> list[tuple[int, str, bytes]]:
 
 def close(pump: LogPump):
     """Close it as a worker does, with somebody who stores; gives the summary and what was stored then."""
-    stored: list[tuple[int, str, bytes]] = []
+    stored: Stored = []
     done = threading.Event()
 
     def store() -> None:
@@ -75,12 +83,12 @@ def test_tail_held_in_memory_survives_its_worker(journal, size):
     """Head and tail of 100 bytes each: the same is kept as if there had been one worker all along."""
     attempt = uuid4()
     data = bytes(index % 251 for index in range(size))
-    whole = make_pump(journal, uuid4(), cap=200)
-    first = make_pump(journal, attempt, cap=200)
+    head: Stored = []
+    whole = LogPump(uuid4(), uuid4(), 1, cap_bytes=200, wake=lambda: None)
+    first = make_pump(journal, attempt, cap=200, into=head)
     for start in range(0, size, 50):
         for pump in (whole, first):
             pump.write("run", "stdout", data[start : start + 50])
-    head = take(first)
     second = make_pump(journal, attempt, cap=200)
     second.resume(StoredLog(len(head), {"run": sum(len(piece) for _, _, piece in head)}))
     assert second.offset_of("run") == size
@@ -95,13 +103,33 @@ def test_tail_held_in_memory_survives_its_worker(journal, size):
 
 def test_tail_that_was_partly_stored_is_stored_to_its_end(journal):
     attempt = uuid4()
-    first = make_pump(journal, attempt, cap=200)
+    first = make_pump(journal, attempt, cap=200, into=[])
     first.write("run", "stdout", b"h" * 100 + b"t" * 60)
     second = make_pump(journal, attempt, cap=200)
     second.resume(StoredLog(2, {"run": 140}))
     summary, rest = close(second)
     assert rest == [(2, "run", b"t" * 20)]
     assert summary.stored_bytes == 160
+
+
+def test_nothing_is_put_by_as_tail_while_the_head_is_not_stored(journal):
+    """A worker killed in between would leave a hole, which its successor could not see."""
+
+    def offset_of_successor(stored: Stored) -> int:
+        successor = make_pump(journal, attempt, cap=200)
+        successor.resume(StoredLog(len(stored), {"run": sum(len(data) for _, _, data in stored)}))
+        return successor.offset_of("run")
+
+    attempt = uuid4()
+    first = make_pump(journal, attempt, cap=200)
+    writing = threading.Thread(target=first.write, args=("run", "stdout", b"h" * 100 + b"t" * 60))
+    writing.start()
+    writing.join(0.2)
+    assert writing.is_alive()
+    assert offset_of_successor([]) == 0
+    head = take(first)
+    writing.join(10)
+    assert offset_of_successor(head) == 160
 
 
 def test_spool_cut_short_gives_what_is_whole(journal, tmp_path):
