@@ -1,0 +1,175 @@
+"""Guards, each taken out by one replacement in the source, and the tests of which one at least must then fail."""
+
+from dataclasses import dataclass
+
+__all__ = ["MUTANTS", "NOT_APPLICABLE", "Mutant"]
+
+QUEUE = "tests/integration/queue"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One missing guard. old is found exactly `times` times in the file. tests: pytest ids that see it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    times: int = 1
+
+
+MUTANTS = (
+    Mutant(
+        "no fence in what a worker writes",
+        "repositories/attempts.py",
+        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"',
+        '_MINE = "trial_id = %(trial_id)s AND session_id = %(session_id)s"',
+        (f"{QUEUE}/test_fences.py::test_finish_of_an_older_fence_changes_nothing",),
+    ),
+    Mutant(
+        "no session in what a worker writes",
+        "repositories/attempts.py",
+        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"',
+        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s"',
+        (f"{QUEUE}/test_fences.py::test_finish_needs_the_session_that_claimed",),
+    ),
+    Mutant(
+        "a claim takes what is claimed already",
+        "repositories/attempts.py",
+        "AND a.fence = %(fence)s AND a.state = 'dispatched'\n",
+        "AND a.fence = %(fence)s\n",
+        (
+            f"{QUEUE}/test_fences.py::test_second_copy_of_a_bell_claims_nothing",
+            f"{QUEUE}/test_interleavings.py::test_two_bells_claim_once",
+        ),
+    ),
+    Mutant(
+        "a claim without a lease",
+        "repositories/attempts.py",
+        "WHERE s.id = %(session_id)s AND s.ended_at IS NULL\n                AND s.lease_until > clock_timestamp())",
+        "WHERE s.id = %(session_id)s AND s.ended_at IS NULL)",
+        (f"{QUEUE}/test_fences.py::test_session_without_a_valid_lease_claims_nothing",),
+    ),
+    Mutant(
+        "no index of one live attempt",
+        "migrations/versions/0001_the_foundation.py",
+        '        ["trial_id"],\n        unique=True,\n',
+        '        ["trial_id"],\n',
+        (f"{QUEUE}/test_fences.py::test_database_refuses_a_second_live_attempt",),
+    ),
+    Mutant(
+        "counting without the lock before it",
+        "repositories/dispatch.py",
+        '        self._connection.exec_driver_sql(_LOCK, {"lock": _DISPATCH_LOCK})',
+        "        self._connection.exec_driver_sql('SELECT 1')",
+        (f"{QUEUE}/test_interleavings.py::test_dispatch_and_dispatch_keep_the_quota",),
+    ),
+    Mutant(
+        "the time of the transaction after a wait for the lock",
+        "migrations/versions/0006_lowered_limits.py",
+        "NEW.limits_lowered_at := clock_timestamp();",
+        "NEW.limits_lowered_at := now();",
+        (f"{QUEUE}/test_lowered_limits.py::test_lowering_waits_for_the_tick_that_has_read_the_old_limit",),
+    ),
+    Mutant(
+        "a heartbeat that counts from its reply",
+        "workers/lease.py",
+        "        self._note_lease(asked)\n        self._tell()\n        HEARTBEATS",
+        "        self._note_lease(boot_seconds())\n        self._tell()\n        HEARTBEATS",
+        (f"{QUEUE}/test_guards.py::test_a_lease_counts_from_before_it_was_asked_for",),
+    ),
+    Mutant(
+        "reaping without the grace",
+        "repositories/dispatch.py",
+        "AND lease_until + make_interval(secs => %(grace)s) < clock_timestamp()",
+        "AND lease_until < clock_timestamp()",
+        (f"{QUEUE}/test_reaping.py::test_session_within_its_grace_is_left_alone",),
+    ),
+    Mutant(
+        "no lease time without judgement for a new leader",
+        "scheduler/process.py",
+        "settled = since is not None and time.monotonic() - since > self._settings.lease_seconds",
+        "settled = since is not None",
+        (f"{QUEUE}/test_guards.py::test_a_new_leader_judges_no_lease_before_one_lease_time",),
+    ),
+    Mutant(
+        "bells before the commit",
+        "services/dispatch.py",
+        '            failpoint("dispatch.before_commit")\n',
+        '            failpoint("dispatch.before_commit")\n            self._ringer.ring(bells)\n',
+        (f"{QUEUE}/test_guards.py::test_bells_are_rung_after_the_commit",),
+    ),
+    Mutant(
+        "containers that remove themselves",
+        "runtimes/container_spec.py",
+        '"AutoRemove": False,',
+        '"AutoRemove": True,',
+        ("tests/unit/runtimes/test_container_spec.py",),
+    ),
+    Mutant(
+        "no bell is rung again",
+        "services/dispatch.py",
+        "            bells = repository.ring_again(age_seconds=self._policy.rering_seconds)",
+        "            bells = repository.ring_again(age_seconds=self._policy.rering_seconds)[:0]",
+        (f"{QUEUE}/test_dispatch.py::test_unanswered_bell_is_rung_again",),
+    ),
+    Mutant(
+        "one budget of retries for both classes",
+        "services/retries.py",
+        '(used.infra_losses, policy.infra_max) if kind == "infra" else (used.task_retries, policy.task_max)',
+        "(used.infra_losses + used.task_retries, policy.infra_max)",
+        ("tests/unit/services/retries/test_retries.py",),
+    ),
+    Mutant(
+        "output is told before it is stored",
+        "services/log_pump.py",
+        "            if self._store(chunks):\n",
+        "            self._publish(chunks)\n            if self._store(chunks):\n",
+        (f"{QUEUE}/test_guards.py::test_output_is_stored_before_it_is_told",),
+    ),
+    Mutant(
+        "a cancel ends what runs",
+        "repositories/trial_ending.py",
+        "_WAITING = \"state IN ('blocked', 'paused', 'queued', 'retry_wait')\"",
+        "_WAITING = \"state IN ('blocked', 'paused', 'queued', 'retry_wait', 'running')\"",
+        (f"{QUEUE}/test_interleavings.py::test_dispatch_and_cancel_of_a_waiting_trial",),
+    ),
+    Mutant(
+        "a repeatable snapshot in the dispatcher",
+        "services/dispatch.py",
+        "        with TICK_SECONDS.time(), self._engine.begin() as connection:\n",
+        '        snapshot = self._engine.execution_options(isolation_level="REPEATABLE READ")\n'
+        "        with TICK_SECONDS.time(), snapshot.begin() as connection:\n",
+        (f"{QUEUE}/test_dispatch.py::test_max_running_holds_with_three_dispatchers_at_once",),
+    ),
+    Mutant(
+        "a message that is written apart from the end it tells of",
+        "migrations/versions/0008_hooks_schedules_retention.py",
+        "CREATE TRIGGER {table}_announce AFTER UPDATE OF state ON {table} FOR EACH ROW",
+        "CREATE TRIGGER {table}_announce AFTER UPDATE OF id ON {table} FOR EACH ROW",
+        (f"{QUEUE}/test_webhooks.py::test_message_and_end_are_committed_together_or_not_at_all",),
+    ),
+    Mutant(
+        "a trial taken back loses its attempt",
+        "repositories/dispatch.py",
+        "attempts_used = attempts_used - 1,",
+        "attempts_used = attempts_used,",
+        (
+            f"{QUEUE}/test_dispatch.py::test_unclaimed_attempt_goes_back_to_the_head_without_using_an_attempt",
+            f"{QUEUE}/test_state_machine.py",
+        ),
+    ),
+    Mutant(
+        "a scheduler that remembers why it gave up",
+        "scheduler/loops.py",
+        "        loop.forget_failures()\n",
+        "        pass\n",
+        ("tests/unit/scheduler/test_loops.py::test_who_gave_up_starts_anew_when_it_leads_again",),
+    ),
+)
+
+NOT_APPLICABLE = {
+    "MAXLEN exact": "live output goes over pub/sub and the store; there is no stream whose length could be cut",
+}
+"""Of the usual list, what cannot be left out here."""
