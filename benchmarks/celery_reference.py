@@ -1,9 +1,10 @@
 """Plain Celery on Redis, the reference: a task that does nothing, and one that answers for round trips.
 
-Started by `queue_overhead.py` as `celery -A benchmarks.celery_reference worker`; the broker comes by BENCH_REDIS_URL.
+Started by `queue.py` as `celery -A benchmarks.celery_reference worker`; the broker comes by BENCH_REDIS_URL.
 """
 
 import os
+import time
 
 import redis
 from celery import Celery
@@ -27,3 +28,9 @@ def noop() -> None:
 def answer(key: str) -> None:
     """Tell the caller that the task started."""
     _answers.lpush(key, "1")
+
+
+@app.task(name="wait")
+def wait(seconds: float) -> None:
+    """Hold a slot."""
+    time.sleep(seconds)

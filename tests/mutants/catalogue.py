@@ -25,7 +25,9 @@ MUTANTS = (
         "repositories/attempts.py",
         '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"',
         '_MINE = "trial_id = %(trial_id)s AND session_id = %(session_id)s"',
-        (f"{QUEUE}/test_fences.py::test_finish_of_an_older_fence_changes_nothing",),
+        (
+            f"{QUEUE}/test_fences.py::test_finish_of_an_older_fence_does_not_end_the_newer_attempt_of_the_same_session",
+        ),
     ),
     Mutant(
         "no session in what a worker writes",

@@ -62,6 +62,22 @@ def test_finish_of_an_older_fence_changes_nothing(world: QueueWorld, bell):
     assert world.trial(bell.trial_id)["state"] == "running"
 
 
+def test_finish_of_an_older_fence_does_not_end_the_newer_attempt_of_the_same_session(world: QueueWorld, bell):
+    """The session is the same, so only the fence tells the two apart."""
+    older = world.seat.claim(bell)
+    world.seat.start(older)
+    world.execute("UPDATE attempts SET state = 'lost', finished_at = clock_timestamp()")
+    world.execute("UPDATE trials SET state = 'queued'")
+    world.dispatcher.tick()
+    newer = world.seat.claim(world.bells.rung[-1])
+    assert newer.fence == 2
+    world.seat.start(newer)
+
+    assert not world.seat.finish(older)
+    assert world.trial(bell.trial_id)["state"] == "running"
+    assert world.seat.finish(newer)
+
+
 def test_finish_twice_ends_once(world: QueueWorld, bell):
     claimed = world.seat.claim(bell)
     world.seat.start(claimed)

@@ -107,8 +107,14 @@ def running(world: QueueWorld, tenant: int, seat: Seat) -> ClaimedAttempt:
 
 
 def test_dispatch_and_dispatch_keep_the_quota(world: QueueWorld, tenant, seat):
-    world.trials(tenant, 10)
-    one, other = interleave(world, dispatch(world), dispatch(world))
+    def first(connection: Connection) -> list[Bell]:
+        bells = dispatch(world)(connection)
+        # What the other would pick now: else the two would meet on the same rows, and be saved by that alone.
+        world.trials(tenant, 5, priority=9)
+        return bells
+
+    world.trials(tenant, 5)
+    one, other = interleave(world, first, dispatch(world))
     assert (len(one), len(other)) == (3, 0)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import httpx
 import psycopg
@@ -22,6 +22,7 @@ from launcher.stack import Stack, StackConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOTS = 64
+STORM = 10_000
 DEADLINE_SECONDS = 120.0
 
 
@@ -61,8 +62,12 @@ def measure(stack: Stack, trials: int, repeat: int) -> dict[str, Any]:
             ours.append(run_noops(stack, api, trials))
             with celery_worker(stack):
                 reference.append(drain_celery(stack, trials))
+        storm = cancel_storm_seconds(stack, api)
+        memory = waiting_slot_kib(stack, api)
     with celery_worker(stack):
         round_trips = celery_round_trips_ms(stack)
+    with celery_worker(stack, concurrency=SLOTS):
+        celery_memory = celery_waiting_slot_kib(stack)
     return {
         "benchmark": "queue",
         "trials": trials,
@@ -73,12 +78,15 @@ def measure(stack: Stack, trials: int, repeat: int) -> dict[str, Any]:
         "submit_to_step_local_ms_p50": round(statistics.median(real_latencies), 1),
         "celery_round_trip_ms_p50": round(statistics.median(round_trips), 2),
         "insert_1000_jobs_s": round(statistics.median(inserts), 3),
+        **{name: round(seconds, 2) for name, seconds in storm.items()},
+        "waiting_slot_kib": round(memory),
+        "celery_waiting_slot_kib": round(celery_memory),
     }
 
 
-def batch_of(jobs: int, trials: int) -> dict[str, Any]:
-    """Make a batch of no-op jobs."""
-    step = {"name": "run", "run": "true"}
+def batch_of(jobs: int, trials: int, *, run: str = "true") -> dict[str, Any]:
+    """Make a batch of jobs that do nothing, or what `run` says."""
+    step = {"name": "run", "run": run}
     return {
         "jobs": [
             {
@@ -168,15 +176,85 @@ def submit_to_step_ms(stack: Stack, api: httpx.Client, changes: dict[str, Any]) 
     sys.exit("a single job did not finish within 10 s")
 
 
+def cancel_storm_seconds(stack: Stack, api: httpx.Client) -> dict[str, float]:
+    """Cancel a batch of 10,000 trials while it runs; seconds to the answer and until all have ended.
+
+    The reference is one statement that touches as many rows of the same table.
+    """
+    reply = api.post("/v1/batches", json=batch_of(10, STORM // 10, run="sleep 30"))
+    reply.raise_for_status()
+    batch = reply.json()["id"]
+    with psycopg.connect(stack.database_url, autocommit=True) as database:
+        wait_until(
+            database, "SELECT 1 FROM attempts WHERE state = 'running' HAVING count(*) >= %s", (SLOTS // 2,)
+        )
+        started = time.monotonic()
+        api.post(f"/v1/batches/{batch}/cancel", json={"mode": "force"}).raise_for_status()
+        answered = time.monotonic() - started
+        wait_until(database, "SELECT 1 FROM batches WHERE id = %s AND state = 'finished'", (batch,))
+        ended = time.monotonic() - started
+        started = time.monotonic()
+        database.execute("UPDATE trials SET desired = desired WHERE batch_id = %s", (batch,))
+        reference = time.monotonic() - started
+    return {"cancel_10k_answered_s": answered, "cancel_10k_ended_s": ended, "update_10k_rows_s": reference}
+
+
+def wait_until(database: psycopg.Connection[Any], sql: LiteralString, parameters: tuple[Any, ...]) -> None:
+    """Ask until a row comes."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while database.execute(sql, parameters).fetchone() is None:
+        if time.monotonic() > deadline:
+            sys.exit(f"not in time: {sql}")
+        time.sleep(0.05)
+
+
+def waiting_slot_kib(stack: Stack, api: httpx.Client) -> float:
+    """Give the memory that one more attempt that waits costs the worker, of as many as it has slots."""
+    (worker,) = [service for service in stack.services if service.name == "worker"]
+    assert worker.child is not None
+    idle = proportional_kib(worker.child.pid)
+    reply = api.post("/v1/batches", json=batch_of(1, SLOTS, run="sleep 300"))
+    reply.raise_for_status()
+    with psycopg.connect(stack.database_url, autocommit=True) as database:
+        wait_until(database, "SELECT 1 FROM attempts WHERE state = 'running' HAVING count(*) >= %s", (SLOTS,))
+        busy = proportional_kib(worker.child.pid)
+        batch = reply.json()["id"]
+        api.post(f"/v1/batches/{batch}/cancel", json={"mode": "force"}).raise_for_status()
+        wait_until(database, "SELECT 1 FROM batches WHERE id = %s AND state = 'finished'", (batch,))
+    return (busy - idle) / SLOTS
+
+
+def celery_waiting_slot_kib(stack: Stack) -> float:
+    """Give the same of the reference worker, whose tasks sleep."""
+    process: subprocess.Popen[bytes] = celery_worker.process  # type: ignore[attr-defined]
+    app, client = celery_app(stack), redis.Redis.from_url(stack.redis_url, socket_timeout=60)
+    idle = proportional_kib(process.pid)
+    for _ in range(SLOTS):
+        app.send_task("wait", args=(5.0,), queue="celery")
+    deadline = time.monotonic() + 30
+    while client.llen("reference:celery") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    return (proportional_kib(process.pid) - idle) / SLOTS
+
+
+def proportional_kib(pid: int) -> int:
+    """Give the proportional set size of a process."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    sys.exit(f"no Pss of process {pid}")
+
+
 @contextmanager
-def celery_worker(stack: Stack) -> Iterator[None]:
+def celery_worker(stack: Stack, *, concurrency: int = 8) -> Iterator[None]:
     """Run the reference worker, stopped by SIGSTOP until the caller wakes it by `resume`."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "celery", "-A", "benchmarks.celery_reference", "worker"),
             *(
                 "--pool=threads",
-                "--concurrency=8",
+                f"--concurrency={concurrency}",
                 "--without-gossip",
                 "--without-mingle",
                 "--loglevel=ERROR",
