@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import contextlib
 import json
@@ -14,7 +15,7 @@ from redis import Redis
 
 from core.ids import new_id
 from repositories.log_chunks import Chunk, LogChunkRepository
-from services.log_hub import CHANNEL
+from services.log_hub import CHANNEL, LogHub
 from tests.integration.api.conftest import ApiWorld, first_trial, make_settings, open_api, submit
 
 pytestmark = pytest.mark.breaks_invariants(
@@ -373,6 +374,23 @@ def test_readers_are_subscribed_again_after_the_connection_broke_and_those_that_
                 second.wait_for_readers(1)
                 writer.wait_for_readers(1)
             second.wait_for_readers(0)
+
+
+def test_a_reader_that_comes_while_the_connection_is_broken_does_not_repair_it(redis_url):
+    """The task that reads from it does: two at once would read each other's answers."""
+
+    async def scenario():
+        hub = LogHub(redis_url)
+        async with hub._client.pubsub() as pubsub:
+            await pubsub.subscribe("log:-")
+            await pubsub.connection.disconnect()
+            hub._pubsub = pubsub
+            asked = await hub._subscribe("log:x")
+            connected = pubsub.connection.is_connected
+        await hub.aclose()
+        return asked, connected
+
+    assert asyncio.run(scenario()) == (False, False)
 
 
 def test_a_client_that_leaves_ends_its_subscription(api, writer):

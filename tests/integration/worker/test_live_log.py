@@ -25,8 +25,10 @@ def publishing(url: str) -> Iterator[LivePublisher]:
     with closing(Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)) as client:
         publisher = LivePublisher(client)
         publisher.start()
-        yield publisher
-        publisher.stop()
+        try:
+            yield publisher
+        finally:
+            publisher.stop()
 
 
 def test_who_listens_gets_chunks_whole_and_who_comes_later_a_hint_first(redis_url):

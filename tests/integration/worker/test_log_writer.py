@@ -8,6 +8,7 @@ import pytest
 
 from core.ids import new_id
 from repositories.log_chunks import Chunk, LogChunkRepository
+from services import log_pump
 from services.log_pump import LogWriter
 from tests.support.queue import QueueWorld
 
@@ -34,25 +35,27 @@ def test_what_goes_wrong_once_does_not_end_the_storing_of_output(world: QueueWor
 
 
 @pytest.mark.timeout(60)
-def test_a_statement_is_bounded_the_quiet_are_in_each_and_the_loud_take_turns(world: QueueWorld):
+def test_a_statement_is_bounded_the_quiet_are_in_each_and_the_loud_take_turns(world: QueueWorld, monkeypatch):
+    # So little that not every loud attempt has a chunk in each.
+    monkeypatch.setattr(log_pump, "_BATCH_BYTES", 256 << 10)
     batches: list[list[Chunk]] = []
     writer = LogWriter(world.engine, batches.append, node_id=new_id())
     loud, quiet = set(), set()
     for number in range(30):
         attempt = new_id()
         pump = writer.open(attempt, new_id(), 1, cap_bytes=1 << 24)
-        pump.write("run", "stdout", b"x" * (3 << 20 if number < 8 else 9))
+        pump.write("run", "stdout", b"x" * (256 << 10 if number < 8 else 9))
         (loud if number < 8 else quiet).add(attempt)
     writer.start()
     deadline = time.monotonic() + 30
-    while sum(len(chunk.data) for batch in batches for chunk in batch) < 8 * (3 << 20) + 22 * 9:
+    while sum(len(chunk.data) for batch in batches for chunk in batch) < 8 * (256 << 10) + 22 * 9:
         assert time.monotonic() < deadline, "not all was stored"
         time.sleep(0.01)
     writer.stop()
     heard = [{chunk.attempt_id for chunk in batch} for batch in batches]
     assert quiet <= heard[0]
     assert loud <= heard[0] | heard[1]
-    assert max(sum(len(chunk.data) for chunk in batch) for batch in batches) <= (8 << 20) + 8 * (64 << 10)
+    assert max(sum(len(chunk.data) for chunk in batch) for batch in batches) <= (256 + 64) << 10
 
 
 @pytest.mark.timeout(60)
