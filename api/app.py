@@ -1,5 +1,6 @@
 """Builds the API: `uvicorn --factory api.app:create_app`."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -149,6 +150,7 @@ def build_services(settings: Settings) -> ApiServices:
         metrics=ApiMetrics(engine),
         box=make_box(settings),
         guard=AddressGuard(settings.webhook_allowed_networks),
+        creators=asyncio.Semaphore(max(1, settings.api_pool_size * 2 // 3)),
     )
 
 

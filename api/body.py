@@ -1,7 +1,7 @@
 """Reads request bodies: limited before they are buffered, never compressed, never waited for without end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -43,28 +43,36 @@ async def stream_body(request: Request, *, max_bytes: int) -> AsyncIterator[byte
 
 
 def _json_reader(
-    pick_limit: Callable[[Request], int], *, required: bool
-) -> Callable[[Request], Awaitable[bytes]]:
-    async def read(request: Request) -> bytes:
+    pick_limit: Callable[[Request], int], *, required: bool, is_create: bool = False
+) -> Callable[[Request], AsyncIterator[bytes]]:
+    async def read(request: Request) -> AsyncIterator[bytes]:
         body = bytearray()
         async for piece in stream_body(request, max_bytes=pick_limit(request)):
             body += piece
-        if not body:
-            if required:
-                raise InvalidRequestError("the body must be a JSON object", field="body")
-            return b"{}"
-        kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise UnsupportedMediaError("send the body as application/json", field="Content-Type")
-        return bytes(body)
+        if body:
+            kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+            if kind != "application/json":
+                raise UnsupportedMediaError("send the body as application/json", field="Content-Type")
+        elif required:
+            raise InvalidRequestError("the body must be a JSON object", field="body")
+        if not is_create:
+            yield bytes(body) or b"{}"
+            return
+        # Only now that it needs no more of the client: a slow one holds up nobody.
+        async with request.app.state.services.creators:
+            yield bytes(body)
 
     return read
 
 
 json_body = _json_reader(
-    lambda request: int(request.app.state.services.settings.max_body_bytes), required=True
+    lambda request: int(request.app.state.services.settings.max_body_bytes), required=True, is_create=True
 )
-"""Dependency: the bytes of a JSON body. They are parsed on the handler's thread, not in the event loop."""
+"""Dependency: the bytes of a JSON body. They are parsed on the handler's thread, not in the event loop.
+
+Those who send such bodies share `ApiServices.creators`: when the database holds them up, or a burst of them comes, they
+wait here, and leave threads and connections to those who look, cancel or ask for health.
+"""
 
 optional_json_body = _json_reader(
     lambda request: int(request.app.state.services.settings.max_body_bytes), required=False

@@ -1,5 +1,6 @@
 """What the routes work with: built once per process, handed out per request."""
 
+import asyncio
 import threading
 import time
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ __all__ = ["Admin", "ApiServices", "Caller", "FailureLimiter", "IdempotencyKey",
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
-    """Long-lived parts of one API process."""
+    """Long-lived parts of one API process. creators: how many creates may be worked on at a time."""
 
     settings: Settings
     engine: Engine
@@ -52,6 +53,7 @@ class ApiServices:
     metrics: ApiMetrics
     box: SecretBox
     guard: AddressGuard
+    creators: asyncio.Semaphore
 
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
         """Batches of the caller's tenant."""

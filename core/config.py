@@ -65,7 +65,9 @@ class Settings(BaseSettings):
     api_host: str = Field(default="127.0.0.1", description="Where an API that runs alone listens.")
     api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
     # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
-    api_pool_size: int = Field(default=10, ge=1, le=200, description="Database connections of one API.")
+    api_pool_size: int = Field(
+        default=10, ge=1, le=200, description="Database connections of one API; creates get two thirds."
+    )
     runtime: RuntimeName = Field(
         default="local", description="Runtime of jobs that name none: local, docker or fake."
     )

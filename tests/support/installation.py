@@ -46,7 +46,7 @@ def fake(run: str = "true", key: str = "job", **changes: Any) -> dict[str, Any]:
 
 def local(run: str, key: str = "job", **changes: Any) -> dict[str, Any]:
     """A job in a real sandbox."""
-    return fake(run, key, image="host", runtime="local", **changes)
+    return fake(run, key, **{"image": "host", "runtime": "local", **changes})
 
 
 def wait_for(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
@@ -128,6 +128,13 @@ class Installation:
         """Ask the database."""
         with psycopg.connect(self.database_url, row_factory=dict_row) as connection:
             return connection.execute(query, parameters).fetchall()
+
+    def hurry_webhooks(self) -> None:
+        """Let what waits for its next try be due now."""
+        with psycopg.connect(self.database_url) as connection:
+            connection.execute(
+                "UPDATE webhook_deliveries SET next_try_at = clock_timestamp() WHERE state = 'pending'"
+            )
 
     def log(self, program: str) -> str:
         """What a program has written so far."""
