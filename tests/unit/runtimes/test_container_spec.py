@@ -35,6 +35,12 @@ def test_container_has_every_guard():
     assert "CapAdd" not in host
 
 
+def test_container_that_has_ended_stays_until_its_end_was_read():
+    """An engine that removes it by itself, or starts it anew, takes its exit code and its output along."""
+    host = settings()["HostConfig"]
+    assert (host["AutoRemove"], host["RestartPolicy"]) == (False, {"Name": "no"})
+
+
 def test_every_limit_is_set():
     limits = {
         "cpu_millicores": 250,
