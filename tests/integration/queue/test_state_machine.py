@@ -187,6 +187,8 @@ class Queue(RuleBasedStateMachine):
             assert is_waiting
             assert not elsewhere
             right[0].held.append(Held(claimed, right[0]))
+            if again:
+                assert right[0].seat.claim(bell) is None, "a second copy of the bell claimed it again"
 
     @precondition(lambda self: self.bells)
     @rule(choice=st.integers(0, 1000))
