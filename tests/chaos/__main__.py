@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.chaos.campaign import run_campaign
 from tests.chaos.cells import LIVE_SLACK_SECONDS, Cell, all_cells, prepare, rotating_cells, run_cell
 from tests.chaos.harness import chaos_stack
+from tests.support.images import docker_problem, ensure_images
 from tests.support.invariants import watched
 
 
@@ -50,7 +51,7 @@ def default_runtimes() -> list[str]:
     runtimes = ["fake"]
     if os.geteuid() == 0:
         runtimes.append("local")
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
+    if docker_problem() is None:
         runtimes.append("docker")
     return runtimes
 
@@ -58,6 +59,8 @@ def default_runtimes() -> list[str]:
 def run_cells(home: Path, cells: list[Cell], runtimes: list[str]) -> int:
     """Run cells on one stack, a line each; gives the exit code."""
     failed = 0
+    if "docker" in runtimes:
+        ensure_images()
     with chaos_stack(home, runtimes=tuple(runtimes)) as stack:
         prepare(stack)
         with watched(stack.database_url, slack_seconds=LIVE_SLACK_SECONDS) as watch:

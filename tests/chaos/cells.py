@@ -11,6 +11,7 @@ from typing import Any
 from core.failpoints import POINTS
 from tests.chaos.harness import GRACE_SECONDS, LEASE_SECONDS, ChaosStack, Program, Submitted, wait_for
 from tests.chaos.judge import judge
+from tests.support.images import BUSYBOX_IMAGE
 from tests.support.invariants import InvariantWatch
 
 __all__ = ["Cell", "all_cells", "prepare", "rotating_cells", "run_cell"]
@@ -37,6 +38,8 @@ _NTH = {
     "sweep.after_commit": 3,
 }
 """Calls to let pass, where the first comes before there is anything to break."""
+
+_IMAGES = {"fake": "fake", "local": "host", "docker": BUSYBOX_IMAGE}
 
 _OFF_LIMITS = {
     # The signal of a stopped or killed process says nothing here: the request is answered by then.
@@ -107,15 +110,10 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
     for name in ("worker-a", "worker-b", "scheduler-1"):
         if name not in stack.programs:
             stack.start(name)
-    if cell.program == "scheduler":
-        # Nothing is scheduled before the one that breaks is there.
-        for each in {"scheduler-1", "scheduler-2"} & stack.programs.keys():
-            stack.end(each)
-        submitted = stack.submit(*work(cell), tenant=TENANT)
-        armed = _arm(stack, cell)
-    else:
-        armed = _arm(stack, cell)
-        submitted = stack.submit(*work(cell), tenant=TENANT)
+    try:
+        submitted, armed = _submit_and_arm(stack, cell)
+    except TimeoutError as error:
+        return [str(error)]
     try:
         _watch_it_end(stack, cell, submitted, armed.name)
     except TimeoutError as error:
@@ -124,6 +122,17 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
     if "failpoint_reached" not in armed.said():
         problems.append(f"{cell.point} was never reached")
     return problems + [str(violation) for violation in watch.ask(live=False)]
+
+
+def _submit_and_arm(stack: ChaosStack, cell: Cell) -> tuple[Submitted, Program]:
+    if cell.program != "scheduler":
+        armed = _arm(stack, cell)
+        return stack.submit(*work(cell), tenant=TENANT), armed
+    # Nothing is scheduled before the one that breaks is there.
+    for each in {"scheduler-1", "scheduler-2"} & stack.programs.keys():
+        stack.end(each)
+    submitted = stack.submit(*work(cell), tenant=TENANT)
+    return submitted, _arm(stack, cell)
 
 
 def work(cell: Cell) -> tuple[dict[str, Any], dict[str, int]]:
@@ -148,7 +157,7 @@ def _ten_trials(runtime: str) -> tuple[dict[str, Any], dict[str, int]]:
         jobs.append(
             {
                 "key": key,
-                "image": "fake" if runtime == "fake" else "host",
+                "image": _IMAGES[runtime],
                 "runtime": runtime,
                 "steps": [{"name": "run", "run": _script(runtime, seconds, code)}],
                 "resources": {"cpu": 0.1, "memory_mb": 128},
