@@ -209,10 +209,9 @@ def wait_until(database: psycopg.Connection[Any], sql: LiteralString, parameters
 
 
 def waiting_slot_kib(stack: Stack, api: httpx.Client) -> float:
-    """Give the memory that one more attempt that waits costs the worker, of as many as it has slots."""
+    """Give the memory of the whole worker for each of its slots, while an attempt waits in every one."""
     (worker,) = [service for service in stack.services if service.name == "worker"]
     assert worker.child is not None
-    idle = proportional_kib(worker.child.pid)
     reply = api.post("/v1/batches", json=batch_of(1, SLOTS, run="sleep 300"))
     reply.raise_for_status()
     with psycopg.connect(stack.database_url, autocommit=True) as database:
@@ -221,21 +220,20 @@ def waiting_slot_kib(stack: Stack, api: httpx.Client) -> float:
         batch = reply.json()["id"]
         api.post(f"/v1/batches/{batch}/cancel", json={"mode": "force"}).raise_for_status()
         wait_until(database, "SELECT 1 FROM batches WHERE id = %s AND state = 'finished'", (batch,))
-    return (busy - idle) / SLOTS
+    return busy / SLOTS
 
 
 def celery_waiting_slot_kib(stack: Stack) -> float:
     """Give the same of the reference worker, whose tasks sleep."""
     process: subprocess.Popen[bytes] = celery_worker.process  # type: ignore[attr-defined]
     app, client = celery_app(stack), redis.Redis.from_url(stack.redis_url, socket_timeout=60)
-    idle = proportional_kib(process.pid)
     for _ in range(SLOTS):
         app.send_task("wait", args=(5.0,), queue="celery")
     deadline = time.monotonic() + 30
     while client.llen("reference:celery") and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)
-    return (proportional_kib(process.pid) - idle) / SLOTS
+    return proportional_kib(process.pid) / SLOTS
 
 
 def proportional_kib(pid: int) -> int:

@@ -210,6 +210,21 @@ class ChaosStack:
         wait_for(lambda: self.has_ended(name), what=f"end of {name}")
         del self.programs[name]
 
+    def end_sandboxes(self) -> None:
+        """Let each node's worker remove what outlives a worker, as the stop of a stack does."""
+        nodes = [folder.name for folder in self.home.glob("worker-*") if folder.is_dir()]
+        if set(self.runtimes) == {"fake"}:
+            return
+        for name in nodes:
+            if name not in self.programs or self.has_ended(name):
+                self.start(name)
+        with contextlib.suppress(TimeoutError):
+            self.wait_ready()
+        for name in nodes:
+            self.kill(name, signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda: all(map(self.has_ended, nodes)), what="the end of the workers", seconds=30)
+
     def keep_up(self) -> list[str]:
         """Start again, without failpoints, what has ended; gives their names."""
         ended = [name for name in self.programs if self.has_ended(name)]
@@ -273,7 +288,10 @@ def chaos_stack(home: Path, *, runtimes: tuple[str, ...] = ("fake",)) -> Iterato
         upgrade(services.database_url)
         stack = ChaosStack(home, services, nursery, runtimes=runtimes)
         held.callback(stack.client.close)
-        yield stack
+        try:
+            yield stack
+        finally:
+            stack.end_sandboxes()
 
 
 def wait_for(condition: Callable[[], bool], *, what: str, seconds: float = 40.0) -> None:
