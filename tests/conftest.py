@@ -1,15 +1,37 @@
 """Fixtures for all tests, and which of them may run beside each other."""
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 pytest_plugins = ["tests.support.services"]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process of a parallel run, and those that share the container engine, too."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    with_engine = {item.path for item in items if item.get_closest_marker("docker")}
-    for item in items:
-        group = "engine" if item.path in with_engine else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first: what comes last in a parallel run then keeps no processor waiting for another one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not _needs_engine(item.path), item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, and those that share the container engine, too.
+
+    xdist's own groups say so by a suffix to the ids of tests, which this pytest does not let it add.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 -- an installation may do without
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "engine" if _needs_engine(config.rootpath / path) else path
+
+    return Scheduling(config, log)
+
+
+@cache
+def _needs_engine(path: Path) -> bool:
+    """Whether any test of a file is marked `docker`."""
+    return "mark.docker" in path.read_text(encoding="utf-8")

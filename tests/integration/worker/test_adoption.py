@@ -320,6 +320,7 @@ def holders_of(path: Path) -> list[int]:
 
 
 @pytest.mark.docker
+@pytest.mark.docker
 def test_containers_are_gone_on_with_as_well(make_node):
     problem = docker_problem()
     if problem:
