@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -152,7 +153,7 @@ class Installation:
         try:
             yield process
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # a worker ends its session; by SIGTERM it would hand over
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from core.errors import ConflictError, NotFoundError
+from core.errors import ArchivedError, ConflictError, NotFoundError
 from services.batch_report import batch_report
 from services.batch_verbs import BatchVerbService
 from services.reaping import Reaper
@@ -231,7 +231,7 @@ def test_a_batch_that_is_being_archived_is_left_alone(batches: BatchWorld):
     batch = batches.submit(job("a"))
     batches.run(a="error")
     batches.world.execute("UPDATE batches SET archiving_at = now()")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(ArchivedError):
         batches.verb("retry", "batch", batch, ["error"])
 
 
