@@ -286,18 +286,6 @@ FROM jobs d JOIN (
 JOIN batches b ON b.id = d.batch_id AND b.archiving_at IS NULL
 WHERE d.unmet_needs <> e.unmet;
 
--- I12 progress_miscounted always: what a batch has counted, and what waits to be counted, are not its ended trials
-SELECT b.id::text AS subject,
-       'counted ' || coalesce(p.n, 0) || ', waiting ' || coalesce(i.n, 0) || ', ended ' || coalesce(t.n, 0) AS detail
-FROM batches b
-LEFT JOIN (SELECT batch_id, passed + failed + error + cancelled + skipped AS n FROM batch_progress) p
-  ON p.batch_id = b.id
-LEFT JOIN (SELECT batch_id, count(*) AS n FROM batch_inbox WHERE trial_id IS NOT NULL AND is_counted GROUP BY batch_id) i
-  ON i.batch_id = b.id
-LEFT JOIN (SELECT batch_id, count(*) AS n FROM trials WHERE state = 'finished' AND superseded_by IS NULL
-           GROUP BY batch_id) t ON t.batch_id = b.id
-WHERE coalesce(p.n, 0) + coalesce(i.n, 0) <> coalesce(t.n, 0);
-
 -- I12 dead_letter_missing always: a trial ended by a failure of ours and is no dead letter
 SELECT t.id::text AS subject, t.failure ->> 'code' AS detail
 FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra'

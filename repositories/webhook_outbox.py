@@ -84,11 +84,6 @@ WHERE d.state = 'pending' AND d.target = t.target AND d.endpoint_id = t.endpoint
   AND d.url IS NOT DISTINCT FROM t.url
 """
 
-_LAG = """
-SELECT coalesce(max(extract(epoch FROM clock_timestamp() - next_try_at)), 0)::float8 AS seconds
-FROM webhook_deliveries WHERE state = 'pending' AND next_try_at < clock_timestamp()
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class DueDelivery:
@@ -154,8 +149,3 @@ class WebhookOutboxRepository(SqlRepository):
     def disable(self, delivery: DueDelivery, *, reason: str) -> None:
         """Send nothing more to the receiver of this message, and give up what waits for it."""
         self._count(_DISABLE, {"id": delivery.id, "reason": reason})
-
-    def lag_seconds(self) -> float:
-        """How long the message that is most overdue has been so."""
-        row = self._row(_LAG) or {"seconds": 0.0}
-        return float(row["seconds"])

@@ -79,7 +79,6 @@ PLANTS = {
     "unmet_needs_wrong": """
         INSERT INTO job_needs (job_id, needs_job_id, outcome)
         SELECT a.id, b.id, 'passed' FROM jobs a, jobs b WHERE a.id < b.id LIMIT 1""",
-    "progress_miscounted": "DELETE FROM batch_inbox",
     "dead_letter_missing": f"""
         UPDATE trials SET outcome = 'error', failure = '{{"class": "infra", "code": "node_lost"}}' WHERE id = {DONE}""",
     "trial_not_as_told": f"UPDATE trials SET state = 'blocked' WHERE id = {QUEUED}",

@@ -135,7 +135,6 @@ def test_open_batch_is_never_touched_however_old(world, retention):
     "jobs_miscounted",
     "batch_progress_wrong",
     "job_progress_wrong",
-    "progress_miscounted",
     reason="a finished batch with an open trial, as if somebody had begun one just now",
 )
 def test_batch_in_which_something_has_begun_again_is_left_alone(world, retention):
