@@ -2,6 +2,7 @@
 
 import models.dead_letters
 import models.fan_out
+import models.live_sandboxes
 import models.operators
 import models.retention
 import models.schedules

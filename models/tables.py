@@ -150,6 +150,8 @@ class Batch(Base):
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=_ZERO)
     implicit: Mapped[bool] = mapped_column(server_default=text("false"))
+    # Of one live sandbox: not listed among what was submitted.
+    is_session: Mapped[bool] = mapped_column(server_default=text("false"))
     state: Mapped[str] = mapped_column(server_default=text("'running'"))
     job_count: Mapped[int] = mapped_column(Integer)
     trial_count: Mapped[int] = mapped_column(Integer)
@@ -224,6 +226,7 @@ class Trial(Base):
     is_admitted: queued within its batch's caps; without that a capped trial is not dispatched, and a trigger takes it
     away when the trial leaves the queue.
     max_cpu_seconds: what one run can use at most, cores times timeouts.total. node_labels: those the node must have.
+    slots: of its node that it takes while it runs; 0 for a live sandbox, which takes no thread of the worker.
     """
 
     __tablename__ = "trials"
@@ -314,6 +317,7 @@ class Trial(Base):
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
     gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    slots: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
     queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     node_labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
     preemptible: Mapped[bool] = mapped_column(server_default=text("false"))
@@ -394,6 +398,7 @@ class Attempt(Base):
     cpu_millicores: Mapped[int] = mapped_column(Integer)
     memory_bytes: Mapped[int]
     gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
+    slots: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
     reserved_cpu_seconds: Mapped[float | None] = mapped_column(DOUBLE_PRECISION)
     charged_at: Mapped[datetime | None]
     # While dispatched: to be claimed by. From the claim on: to be running by.
@@ -461,6 +466,9 @@ class Node(Base):
     slots: Mapped[int] = mapped_column(Integer)
     gpu: Mapped[int] = mapped_column(Integer, server_default=_ZERO)
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
+    # Where the ports of its sandboxes are reached from the API, and what clients are told: host:port.
+    ingress_url: Mapped[str | None]
+    ingress_address: Mapped[str | None]
     images: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     boot_id: Mapped[str | None]
     cordoned_at: Mapped[datetime | None]

@@ -135,7 +135,8 @@ WHERE b.id = %(id)s AND b.tenant_id = %(tenant_id)s AND b.archiving_at IS NULL
 
 _LIST = f"""
 SELECT {_COLUMNS} FROM batches b
-WHERE b.tenant_id = %(tenant_id)s AND b.archiving_at IS NULL AND (%(before)s::uuid IS NULL OR b.id < %(before)s)
+WHERE b.tenant_id = %(tenant_id)s AND b.archiving_at IS NULL AND NOT b.is_session
+  AND (%(before)s::uuid IS NULL OR b.id < %(before)s)
 ORDER BY b.id DESC LIMIT %(limit)s
 """
 

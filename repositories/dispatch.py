@@ -25,7 +25,7 @@ SELECT pg_advisory_xact_lock(%(lock)s), set_config('enable_sort', 'off', true),
 
 _NODES = f"""
 WITH held AS (
-  SELECT node_id, count(*)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory,
+  SELECT node_id, sum(slots)::int AS n, sum(cpu_millicores)::bigint AS cpu, sum(memory_bytes)::bigint AS memory,
          sum(gpu)::int AS gpu
   FROM attempts WHERE {_LIVE} GROUP BY node_id
 )
@@ -49,13 +49,13 @@ WITH chosen AS (
   UPDATE trials t SET state = 'running', state_reason = NULL, fence = fence + 1, attempts_used = attempts_used + 1
   FROM chosen c JOIN locked l ON l.id = c.trial_id
   WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
-  RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.queue, t.cpu_millicores, t.memory_bytes, t.gpu,
+  RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.queue, t.cpu_millicores, t.memory_bytes, t.gpu, t.slots,
             t.max_cpu_seconds, c.node_id, c.attempt_id
 )
 INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, queue, cpu_millicores, memory_bytes, gpu,
-                      reserved_cpu_seconds, start_deadline, last_rung_at)
+                      slots, reserved_cpu_seconds, start_deadline, last_rung_at)
 SELECT s.id, s.fence, s.attempt_id, s.attempts_used, s.tenant_id, s.node_id, s.queue, s.cpu_millicores, s.memory_bytes,
-       s.gpu, CASE WHEN n.budget_cpu_seconds IS NOT NULL THEN s.max_cpu_seconds END,
+       s.gpu, s.slots, CASE WHEN n.budget_cpu_seconds IS NOT NULL THEN s.max_cpu_seconds END,
        clock_timestamp() + make_interval(secs => %(claim_timeout)s), clock_timestamp()
 FROM started s JOIN tenants n ON n.id = s.tenant_id
 RETURNING trial_id, fence, node_id

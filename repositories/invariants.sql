@@ -105,13 +105,14 @@ GROUP BY b.id, l.key, l.value HAVING count(*) > (b.max_per_label ->> l.key)::int
 
 -- I5 node_over_capacity always: an attempt was placed on a node without room for it
 WITH moves AS (
-  SELECT node_id, created_at AS at, 1 AS n, cpu_millicores::bigint AS cpu, memory_bytes AS memory, gpu::bigint, trial_id
+  SELECT node_id, created_at AS at, 1 AS n, slots, cpu_millicores::bigint AS cpu, memory_bytes AS memory, gpu::bigint,
+         trial_id
   FROM attempts WHERE finished_at IS NULL OR finished_at > clock_timestamp() - make_interval(secs => %(window)s)
   UNION ALL
-  SELECT node_id, finished_at, -1, -cpu_millicores, -memory_bytes, -gpu, trial_id
+  SELECT node_id, finished_at, -1, -slots, -cpu_millicores, -memory_bytes, -gpu, trial_id
   FROM attempts WHERE finished_at > clock_timestamp() - make_interval(secs => %(window)s)
 ), sums AS (
-  SELECT node_id, at, n, trial_id, sum(n) OVER w AS running, sum(cpu) OVER w AS cpu, sum(memory) OVER w AS memory,
+  SELECT node_id, at, n, trial_id, sum(slots) OVER w AS running, sum(cpu) OVER w AS cpu, sum(memory) OVER w AS memory,
          sum(gpu) OVER w AS gpu
   FROM moves WINDOW w AS (PARTITION BY node_id ORDER BY at, n ROWS UNBOUNDED PRECEDING)
 )

@@ -19,7 +19,7 @@ _FIND = f"SELECT {_COLUMNS}, j.spec FROM jobs j WHERE j.id = %(id)s AND j.tenant
 
 _LIST = f"""
 SELECT {_COLUMNS} FROM jobs j
-WHERE j.tenant_id = %(tenant_id)s AND (%(before)s::uuid IS NULL OR j.id < %(before)s)
+WHERE j.tenant_id = %(tenant_id)s AND j.kind <> 'session' AND (%(before)s::uuid IS NULL OR j.id < %(before)s)
 ORDER BY j.id DESC LIMIT %(limit)s
 """
 

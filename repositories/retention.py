@@ -69,6 +69,8 @@ _DELETE_OF_TRIALS = (
     "DELETE FROM log_heads WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM grades WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM sandboxes WHERE trial_id = ANY(%(ids)s)",
+    "DELETE FROM sandbox_events WHERE trial_id = ANY(%(ids)s)",
+    "DELETE FROM sandbox_sessions WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM attempts WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM trials WHERE id = ANY(%(ids)s)",
 )

@@ -30,7 +30,7 @@ FROM attempts WHERE state IN ({sql_list(LIVE_ATTEMPT_STATES)}) GROUP BY state
 _FREE = f"""
 SELECT coalesce(sum(greatest(n.slots - coalesce(u.n, 0), 0)), 0)::bigint AS n
 FROM nodes n LEFT JOIN (
-  SELECT node_id, count(*) AS n FROM attempts WHERE state IN ({sql_list(LIVE_ATTEMPT_STATES)}) GROUP BY node_id
+  SELECT node_id, sum(slots) AS n FROM attempts WHERE state IN ({sql_list(LIVE_ATTEMPT_STATES)}) GROUP BY node_id
 ) u ON u.node_id = n.id
 WHERE {TAKES_WORK}
 """
