@@ -11,24 +11,34 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Literal, Protocol
+from platform import machine
+from typing import BinaryIO, Literal, NoReturn, Protocol
 
 from core.errors import NotSupportedError, SpecInvalidError
 
 __all__ = [
+    "ALL_GPUS",
     "EXECD_PORT",
     "Command",
     "CommandResult",
     "ExecutionClient",
     "FileInfo",
     "FileUpload",
+    "ImageAuth",
     "KeptRun",
+    "OnProgress",
+    "PullPolicy",
     "ResourceLimits",
     "Runtime",
     "SandboxHandle",
     "SandboxSpec",
+    "SandboxState",
     "SandboxStats",
     "StreamName",
+    "VolumeClaim",
+    "VolumeMount",
+    "refuse_fields",
+    "refuse_foreign_platform",
     "refuse_gpus",
 ]
 
@@ -37,6 +47,12 @@ EXECD_PORT = 44772
 
 SANDBOX_NAME = re.compile(r"sm-[0-9a-z-]{1,80}")
 
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's names of machines, and those of images and of the wire protocol."""
+
+ALL_GPUS = -1
+"""As `ResourceLimits.gpu`: all that the host has."""
+
 _LIMIT_RANGES = {
     # From what execd alone needs to what kernels accept: PID_MAX_LIMIT, NR_OPEN, and a petabyte.
     "cpu_millicores": (10, 1_000_000),
@@ -44,17 +60,29 @@ _LIMIT_RANGES = {
     "disk_bytes": (64 << 10, 1 << 50),
     "pids": (4, 4_194_304),
     "open_files": (64, 1_048_576),
-    "gpu": (0, 64),
+    "gpu": (ALL_GPUS, 64),
 }
 
+_VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,252}")
+"""What both engines and Kubernetes take."""
+
+_HOST_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
+_PLATFORM = re.compile(r"[a-z0-9]{1,20}/[a-z0-9]{1,20}(/[a-z0-9]{1,20})?")
+
 StreamName = Literal["stdout", "stderr"]
+
+PullPolicy = Literal["never", "missing", "always"]
+"""Whether an image is fetched from its registry: not at all, if it is not here, or anew before each start."""
+
+OnProgress = Callable[[str], None]
+"""Called by `Runtime.create` in its own thread, with what it does now in words for a person; must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
     """Hard limits of one sandbox. All are set, none means unlimited: to kernels and engines zero often does.
 
-    gpu: whole GPUs; a runtime that hands out none refuses such a sandbox with `refuse_gpus`.
+    gpu: whole GPUs, or ALL_GPUS; a runtime that hands out none refuses such a sandbox with `refuse_gpus`.
     """
 
     cpu_millicores: int
@@ -74,6 +102,62 @@ class ResourceLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageAuth:
+    """Credentials for the registry of one image. They are never printed."""
+
+    username: str = field(repr=False)
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeClaim:
+    """A named volume of this node, which outlives its sandboxes.
+
+    delete_with_sandbox: it goes with the sandbox that made it; one that was there before never does.
+    """
+
+    name: str
+    create_if_missing: bool = True
+    delete_with_sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeMount:
+    """Files from outside the sandbox, at mount_path inside. Exactly one of host_path (of this node) and claim is given.
+
+    name: by which errors call it. sub_path: what of it is shown; relative, never followed out of it.
+    """
+
+    name: str
+    mount_path: str
+    host_path: str | None = None
+    claim: VolumeClaim | None = None
+    read_only: bool = False
+    sub_path: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no mount can be. Raises SpecInvalidError that names the field."""
+        if (self.host_path is None) == (self.claim is None):
+            self.refuse("", "exactly one of a host path and a named volume is needed")
+        if self.claim is not None and not _VOLUME_NAME.fullmatch(self.claim.name):
+            self.refuse(
+                "claim", f"{self.claim.name!r} is no name of a volume: it has to be {_VOLUME_NAME.pattern}"
+            )
+        for label, path in (("mount_path", self.mount_path), ("host_path", self.host_path)):
+            if path is not None and not (path.startswith("/") and _is_plain(path)):
+                self.refuse(label, f"{path!r} is not an absolute path without '..' and ':'")
+        if not self.mount_path.strip("/."):
+            self.refuse("mount_path", f"{self.mount_path!r} would cover the whole sandbox")
+        if self.sub_path is not None and (self.sub_path.startswith("/") or not _is_plain(self.sub_path)):
+            self.refuse("sub_path", f"{self.sub_path!r} is not a relative path without '..' and ':'")
+
+    def refuse(self, part: str, message: str) -> NoReturn:
+        """Raise SpecInvalidError about this mount. part: the field of it that is wrong, or nothing."""
+        name = f"volumes[{self.name}]" + (f".{part}" if part else "")
+        raise SpecInvalidError(f"{name}: {message}", field=name)
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What to start. name: `sm-...`, see SANDBOX_NAME. workdir: absolute, made if missing; None: image default.
 
@@ -81,6 +165,12 @@ class SandboxSpec:
     steers execd; without it commands also take variables from a file that code inside can write (EXECD_ENVS), and a
     signal from inside can end execd: never where results are judged. entrypoint: argv of a program that is started in
     the background once execd answers; "image": the image's own, if it has one; None: nothing is started.
+
+    image_auth: for the pull of the image. pull: None is what the node says. platform: `linux/amd64`; None: the host's.
+    oci_runtime: what starts the container, by its name on this node, e.g. `runsc`; None is what the node says.
+    is_writable: the whole root file system can be written, and the image's user is kept even if it is root, with the
+    few rights that package managers need; otherwise the sandbox is as closed as its runtime can make it.
+    hostname: None is `sandbox`. A runtime refuses by name what it cannot do: see `refuse_fields`.
     """
 
     name: str
@@ -91,12 +181,50 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     is_sealed: bool = True
     entrypoint: Sequence[str] | Literal["image"] | None = None
+    image_auth: ImageAuth | None = None
+    pull: PullPolicy | None = None
+    platform: str | None = None
+    volumes: Sequence[VolumeMount] = ()
+    oci_runtime: str | None = None
+    is_writable: bool = False
+    hostname: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that could be read as options or paths by the tools below."""
         if not SANDBOX_NAME.fullmatch(self.name):
             message = f"sandbox name {self.name!r} does not match {SANDBOX_NAME.pattern}"
             raise ValueError(message)
+        if self.hostname is not None and not _HOST_NAME.fullmatch(self.hostname):
+            message = f"hostname: {self.hostname!r} is not one label of letters, digits and '-'"
+            raise SpecInvalidError(message, field="hostname")
+        if self.platform is not None and not _PLATFORM.fullmatch(self.platform):
+            message = f"platform: {self.platform!r} is not of the form linux/amd64"
+            raise SpecInvalidError(message, field="platform")
+        for what, values in (
+            ("name", [volume.name for volume in self.volumes]),
+            ("mount_path", [volume.mount_path.rstrip("/") for volume in self.volumes]),
+        ):
+            if len(set(values)) < len(values):
+                raise SpecInvalidError(f"volumes: two have the same {what}", field="volumes")
+
+
+def _is_plain(path: str) -> bool:
+    return bool(path) and not any(c in path for c in "\0:\n") and ".." not in path.split("/")
+
+
+def refuse_fields(spec: SandboxSpec, runtime: str, *names: str) -> None:
+    """Raise SpecInvalidError if a spec sets one of these fields, which the runtime knows nothing to do with."""
+    for name in names:
+        if getattr(spec, name):
+            raise SpecInvalidError(f"{name}: the {runtime} runtime cannot do this; leave it out", field=name)
+
+
+def refuse_foreign_platform(spec: SandboxSpec, runtime: str) -> None:
+    """Raise SpecInvalidError for a platform that is not this host's."""
+    own = f"linux/{ARCHITECTURES.get(machine(), machine())}"
+    if spec.platform is not None and spec.platform != own:
+        message = f"platform: the {runtime} runtime of this node has {own}, not {spec.platform}"
+        raise SpecInvalidError(message, field="platform")
 
 
 def refuse_gpus(spec: SandboxSpec, runtime: str) -> None:
@@ -114,6 +242,18 @@ class SandboxHandle:
     name: str
     ref: str
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxState:
+    """How a sandbox is. ended: execd is, and so nothing runs; gone: nothing is left of it, or it never was.
+
+    exit_code: of an ended one, where it is known. message: why it ended, in words, where that is known.
+    """
+
+    phase: Literal["starting", "running", "paused", "ended", "gone"]
+    exit_code: int | None = None
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +396,13 @@ class Runtime(ABC):
         return ()
 
     @abstractmethod
-    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+    def create(
+        self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None
+    ) -> SandboxHandle:
         """Make the sandbox and start it; returns when execd answers.
 
         A sandbox of the same name that still runs is returned as it is. Nothing is left behind on failure.
+        on_progress: told of each stage, and of how far a pull has come.
         Raises ImageNotFoundError, BadImageError, SpecInvalidError, CreateTimeoutError, DaemonError.
         """
 
@@ -274,6 +417,10 @@ class Runtime(ABC):
     @abstractmethod
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use and OOM kills; all None once the sandbox is gone."""
+
+    @abstractmethod
+    def state(self, handle: SandboxHandle) -> SandboxState:
+        """Say how it is now, whatever happened to it from outside. Cheap while it runs."""
 
     @abstractmethod
     def remove(self, handle: SandboxHandle) -> None:

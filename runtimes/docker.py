@@ -21,7 +21,18 @@ from core.errors import (
     NotSupportedError,
     RuntimeUnavailableError,
 )
-from runtimes.base import EXECD_PORT, Runtime, SandboxHandle, SandboxSpec, SandboxStats, refuse_gpus
+from runtimes.base import (
+    EXECD_PORT,
+    OnProgress,
+    Runtime,
+    SandboxHandle,
+    SandboxSpec,
+    SandboxState,
+    SandboxStats,
+    refuse_fields,
+    refuse_foreign_platform,
+    refuse_gpus,
+)
 from runtimes.bundle import BUNDLE_MOUNT, TOKEN_VARIABLE, Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
@@ -120,13 +131,21 @@ class DockerRuntime(Runtime):
             oci_runtime=self._config.oci_runtime,
         )
 
-    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+    def create(
+        self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None
+    ) -> SandboxHandle:
         """Create and start a container; see `Runtime.create`. The first call also builds the bundle."""
         if spec.entrypoint is not None:
             raise NotSupportedError(
                 "entrypoint: the docker runtime starts none beside execd; run a command instead"
             )
         refuse_gpus(spec, self.name)
+        refuse_fields(
+            spec, self.name, "image_auth", "pull", "volumes", "oci_runtime", "is_writable", "hostname"
+        )
+        refuse_foreign_platform(spec, self.name)
+        if on_progress is not None:
+            on_progress("starting the container")
         bundle = self._prepare()
         deadline = Deadline(timeout_seconds)
         rules = self.rules()
@@ -168,6 +187,18 @@ class DockerRuntime(Runtime):
                 return stats
         state = self._inspect(handle).get("State", {})
         return SandboxStats(oom_kills=int(bool(state["OOMKilled"]))) if state else SandboxStats()
+
+    def state(self, handle: SandboxHandle) -> SandboxState:
+        """Ask the engine; see `Runtime.state`."""
+        state = self._inspect(handle).get("State")
+        if state is None:
+            return SandboxState("gone")
+        match state["Status"]:
+            case "created" | "restarting":
+                return SandboxState("starting")
+            case "running" | "paused" as phase:
+                return SandboxState(phase)
+        return SandboxState("ended", exit_code=state["ExitCode"], message=state["Error"])
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and remove the container; see `Runtime.remove`."""

@@ -22,6 +22,7 @@ from core.errors import (
     NotFoundError,
     NotSupportedError,
     PayloadTooLargeError,
+    SpecInvalidError,
 )
 from runtimes.base import (
     EXECD_PORT,
@@ -30,9 +31,11 @@ from runtimes.base import (
     FileInfo,
     FileUpload,
     KeptRun,
+    OnProgress,
     Runtime,
     SandboxHandle,
     SandboxSpec,
+    SandboxState,
     SandboxStats,
     StreamName,
 )
@@ -111,15 +114,17 @@ class _Sandbox:
     image: str
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     is_alive: bool = True
+    is_paused: bool = False
     oom_kills: int = 0
 
 
 class FakeRuntime(Runtime):
     """Sandboxes in this process.
 
-    Images: every name is there but `missing` (ImageNotFoundError), `broken` (DaemonError), `slow-start`
-    (CreateTimeoutError). Commands, unless the script says otherwise: the shell texts `true`, `false`, `exit N`,
-    `sleep S`, `echo TEXT` and `cat PATH` do what they say, and so does their argv form; all else exits 0 silently.
+    Images: every name is there but `missing` and snapshots nobody made (ImageNotFoundError), `broken` (DaemonError),
+    `slow-start` (CreateTimeoutError). All other fields of a spec are taken. Commands, unless the script says otherwise:
+    the shell texts `true`, `false`, `exit N`, `sleep S`, `echo TEXT` and `cat PATH` do what they say, and so does their
+    argv form; all else exits 0 silently.
     """
 
     name = "fake"
@@ -129,15 +134,22 @@ class FakeRuntime(Runtime):
         self._script = script
         self._clock = clock or RealClock()
         self._sandboxes: dict[str, _Sandbox] = {}
+        self._snapshots: dict[str, dict[str, tuple[bytes, int]]] = {}
         self._lock = threading.Lock()
         self._count = 0
 
     def check(self) -> None:
         """Return: it runs anywhere."""
 
-    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
+    def create(
+        self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None
+    ) -> SandboxHandle:
         """Remember the sandbox; see the class for images that fail."""
-        if spec.image == "missing":
+        if on_progress is not None:
+            on_progress(f"starting from {spec.image}")
+        prefix, is_snapshot, snapshot = spec.image.partition(":")
+        is_snapshot = is_snapshot if prefix == "snapshot" else ""
+        if spec.image == "missing" or (is_snapshot and snapshot not in self._snapshots):
             raise ImageNotFoundError(f"the fake runtime has no image {spec.image!r}")
         if spec.image == "broken":
             raise DaemonError("the fake daemon is out of order")
@@ -149,7 +161,8 @@ class FakeRuntime(Runtime):
                 return existing.handle
             self._count += 1
             handle = SandboxHandle(self.name, spec.name, str(self._count), dict(spec.labels))
-            self._sandboxes[spec.name] = _Sandbox(handle, spec.image)
+            files = dict(self._snapshots[snapshot]) if is_snapshot else {}
+            self._sandboxes[spec.name] = _Sandbox(handle, spec.image, files)
             return handle
 
     def executions(self, handle: SandboxHandle) -> "_FakeClient":
@@ -169,6 +182,37 @@ class FakeRuntime(Runtime):
             return SandboxStats()
         return SandboxStats(cpu_seconds=0.0, memory_peak_bytes=0, oom_kills=sandbox.oom_kills)
 
+    def state(self, handle: SandboxHandle) -> SandboxState:
+        """Say how it is."""
+        sandbox = self._sandboxes.get(handle.name)
+        if sandbox is None or sandbox.handle.ref != handle.ref:
+            return SandboxState("gone")
+        if not sandbox.is_alive:
+            return SandboxState("ended")
+        return SandboxState("paused" if sandbox.is_paused else "running")
+
+    def pause(self, handle: SandboxHandle) -> None:
+        """Note it; nothing answers meanwhile."""
+        self._there(handle).is_paused = True
+
+    def resume(self, handle: SandboxHandle) -> None:
+        """Note it."""
+        self._there(handle).is_paused = False
+
+    def snapshot(self, handle: SandboxHandle, name: str) -> None:
+        """Copy the files."""
+        if name in self._snapshots:
+            raise SpecInvalidError(f"there is a snapshot {name!r} already", field="name")
+        self._snapshots[name] = dict(self._there(handle).files)
+
+    def snapshots(self) -> Sequence[str]:
+        """All names."""
+        return sorted(self._snapshots)
+
+    def remove_snapshot(self, name: str) -> None:
+        """Forget it."""
+        self._snapshots.pop(name, None)
+
     def remove(self, handle: SandboxHandle) -> None:
         """Forget the sandbox; commands in it end as unreachable."""
         with self._lock:
@@ -183,7 +227,13 @@ class FakeRuntime(Runtime):
             return [sandbox.handle for sandbox in self._sandboxes.values()]
 
     def live(self, handle: SandboxHandle) -> _Sandbox:
-        """Give the sandbox. Raises ExecdUnreachableError once it is gone."""
+        """Give the sandbox. Raises ExecdUnreachableError once it is gone, and while it is paused."""
+        sandbox = self._there(handle)
+        if sandbox.is_paused:
+            raise ExecdUnreachableError(f"sandbox {handle.name} is paused")
+        return sandbox
+
+    def _there(self, handle: SandboxHandle) -> _Sandbox:
         sandbox = self._sandboxes.get(handle.name)
         if sandbox is None or sandbox.handle.ref != handle.ref or not sandbox.is_alive:
             raise ExecdUnreachableError(f"sandbox {handle.name} is gone")

@@ -20,11 +20,15 @@ from core.errors import (
 from runtimes.base import (
     EXECD_PORT,
     Command,
+    OnProgress,
     ResourceLimits,
     Runtime,
     SandboxHandle,
     SandboxSpec,
+    SandboxState,
     SandboxStats,
+    refuse_fields,
+    refuse_foreign_platform,
     refuse_gpus,
 )
 from runtimes.cgroups import CgroupTree
@@ -112,9 +116,18 @@ class LocalRuntime(Runtime):
             raise DaemonError(f"the control groups could not be tried: {error}") from error
         return describe_missing(missing, self._config.cgroup_parent)
 
-    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
-        """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout."""
+    def create(
+        self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None
+    ) -> SandboxHandle:
+        """Start a sandbox; see `Runtime.create`. The first call also builds the bundle, outside the timeout.
+
+        Its root file system can always be written, as far as its image's files let its user. Images are not pulled.
+        """
         refuse_gpus(spec, self.name)
+        refuse_fields(spec, self.name, "oci_runtime", "volumes", "hostname")
+        refuse_foreign_platform(spec, self.name)
+        if on_progress is not None:
+            on_progress("starting the sandbox")
         prepared = self._prepare()
         deadline = Deadline(timeout_seconds)
         base = self._images.base_of(spec.image)
@@ -223,6 +236,18 @@ class LocalRuntime(Runtime):
         if record is None:
             return SandboxStats()
         return with_disk_use(self._cgroups.find(handle.name).stats(), record.init)
+
+    def state(self, handle: SandboxHandle) -> SandboxState:
+        """Say how it is now; see `Runtime.state`."""
+        record = self._find(handle)
+        if record is None:
+            return SandboxState("gone")
+        if not record.is_ready:
+            return SandboxState("starting")
+        if not record.is_alive:
+            return SandboxState("ended", message="execd of the sandbox has ended")
+        is_still = is_paused(self._cgroups.find(handle.name), record.init)
+        return SandboxState("paused" if is_still else "running")
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and forget; see `Runtime.remove`. Raises DaemonError if something does not die."""

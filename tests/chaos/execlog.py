@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ExecdUnreachableError
-from runtimes.base import Command, CommandResult, KeptRun, SandboxHandle, SandboxSpec, StreamName
+from runtimes.base import Command, CommandResult, KeptRun, SandboxHandle, StreamName
 from runtimes.fake import FakeRuntime
 
 __all__ = ["ExecLogRuntime", "Execution", "overlaps", "parse_uptimes", "read_exec_log"]
@@ -55,9 +55,6 @@ class ExecLogRuntime(FakeRuntime):
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._gone: set[str] = set()
         self._processes = threading.Lock()
-
-    def create(self, spec: SandboxSpec, *, timeout_seconds: float) -> SandboxHandle:
-        return super().create(spec, timeout_seconds=timeout_seconds)
 
     def executions(self, handle: SandboxHandle) -> "_LoggingClient":
         return _LoggingClient(self, handle, super().executions(handle))

@@ -13,8 +13,9 @@ from core.errors import (
     ImageNotFoundError,
     NotFoundError,
     PayloadTooLargeError,
+    SpecInvalidError,
 )
-from runtimes.base import FileUpload, SandboxSpec, SandboxStats
+from runtimes.base import FileUpload, SandboxSpec, SandboxState, SandboxStats
 from tests.support.sandboxes import START_SECONDS, make_limits
 
 
@@ -69,6 +70,29 @@ def test_removed_sandbox_is_gone_for_every_call(kind):
             box.client.ping()
         with pytest.raises(ExecdUnreachableError):
             box.sh("true")
+
+
+def test_state_tells_what_became_of_a_sandbox(kind):
+    with kind.box() as box:
+        assert kind.runtime.state(box.handle) == SandboxState("running")
+        kind.runtime.remove(box.handle)
+        assert kind.runtime.state(box.handle) == SandboxState("gone")
+
+
+def test_progress_is_told_of(kind):
+    told = []
+    handle = kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS, on_progress=told.append)
+    kind.runtime.remove(handle)
+    assert told
+    assert all(isinstance(text, str) for text in told)
+
+
+def test_foreign_platform_is_refused_by_name(kind):
+    if kind.runtime.name == "fake":
+        pytest.skip("it has no platform")
+    with pytest.raises(SpecInvalidError, match="linux/s390x") as caught:
+        kind.runtime.create(kind.spec(platform="linux/s390x"), timeout_seconds=START_SECONDS)
+    assert caught.value.field == "platform"
 
 
 def test_remove_twice_is_no_error(kind):
