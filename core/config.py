@@ -12,7 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-__all__ = ["RuntimeName", "Settings"]
+__all__ = ["ADDRESS_PATTERN", "RuntimeName", "Settings"]
+
+ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
+"""host or host:port; an IPv6 address in brackets."""
 
 RuntimeName = Literal["local", "docker", "fake"]
 """Those in `runtimes.registry`, which core does not know; a test compares the two."""
@@ -76,6 +79,46 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 20, description="Largest JSON body accepted.")
     max_blob_bytes: int = Field(default=2 << 30, ge=1 << 20, description="Largest single blob accepted.")
+
+    # Ten seconds: most images are there, and what is pulled goes on while the client asks again.
+    sandbox_create_wait_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        le=60,
+        description="So long the answer to a create waits for the sandbox to run; then it says Pending.",
+    )
+    sandbox_start_timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="So long a sandbox may take from its image being there until execd answers.",
+    )
+    max_sandbox_timeout_seconds: int | None = Field(
+        default=None,
+        ge=60,
+        description="Longest timeout a sandbox may be made with or renewed to. Default: any.",
+    )
+    # Sandboxes that wait for a person or a model use a tenth of what they may use, and far less CPU.
+    sandbox_cpu_request: float = Field(
+        default=0.1, gt=0, le=1, description="Part of its CPU limit that a live sandbox reserves on its node."
+    )
+    sandbox_memory_request: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Part of its memory limit that a live sandbox reserves on its node.",
+    )
+
+    ingress_host: str = Field(
+        default="127.0.0.1",
+        description="Where the ingress of this node listens: the way to ports of sandboxes.",
+    )
+    ingress_port: int = Field(default=28888, ge=0, le=65535, description="Its port; 0 picks a free one.")
+    ingress_address: str | None = Field(
+        default=None,
+        pattern=ADDRESS_PATTERN,
+        examples=["sandboxes.example.org:28888"],
+        description="Host, or host:port, by which clients reach it. Default: where it listens.",
+    )
 
     # A tick every 100 ms bounds the delay when the wake-up is lost.
     tick_seconds: float = Field(
@@ -206,6 +249,26 @@ class Settings(BaseSettings):
         description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
     )
 
+    docker_pull: bool = Field(default=True, description="Fetch images that the engine does not have.")
+    # Build tools and browsers start hundreds; a fork bomb is stopped long before the host feels it.
+    docker_pids_limit: int = Field(
+        default=4096, ge=16, le=4_194_304, description="Most processes and threads in one container."
+    )
+    docker_oci_runtime: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        examples=["runsc"],
+        description="Runtime of the engine's list for all containers, e.g. runsc. Default: the engine's own.",
+    )
+    docker_allowed_host_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        examples=["/srv/datasets"],
+        description="Folders of the host that sandboxes may ask for as volumes: a JSON list. Default: none.",
+    )
+    docker_sandbox_env: Annotated[dict[str, str], NoDecode] = Field(
+        default={}, description="Environment of all containers: a JSON object of texts."
+    )
+
     @field_validator("webhook_allowed_networks")
     @classmethod
     def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -213,12 +276,38 @@ class Settings(BaseSettings):
             ipaddress.ip_network(text)
         return value
 
-    @field_validator("runtimes", "webhook_allowed_networks", "worker_labels", mode="before")
+    @field_validator("docker_allowed_host_paths")
+    @classmethod
+    def _check_folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not text.startswith("/") or ".." in text.split("/"):
+                raise ValueError(text)
+        return value
+
+    @field_validator(
+        *("runtimes", "webhook_allowed_networks", "worker_labels"),
+        *("docker_allowed_host_paths", "docker_sandbox_env"),
+        mode="before",
+    )
     @classmethod
     def _read_list(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
     @property
+    def ingress_clients_address(self) -> str:
+        """`host:port` by which clients reach the ingress of this node, told with every endpoint."""
+        address = self.ingress_address or _reachable(self.ingress_host)
+        has_port = address.rpartition("]")[2].count(":") == 1
+        return address if has_port else f"{address}:{self.ingress_port}"
+
+    @property
     def home_path(self) -> Path:
         """The state folder with `~` resolved."""
         return self.home.expanduser()
+
+
+def _reachable(host: str) -> str:
+    """Give an address to call for one to listen on."""
+    if host in {"", "0.0.0.0", "::", "*"}:  # noqa: S104 -- to be told apart, not to be used
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

@@ -80,9 +80,13 @@ def _wanted(field: FieldInfo) -> str:
         if not choices:
             return f"a JSON list of text, such as {json.dumps(field.examples)}"
         return f"a JSON list of {_either(choices)}, such as {json.dumps(choices[:2])}"
+    if get_origin(parts[0]) is dict:
+        return 'a JSON object of texts, such as {"name": "value"}'
     least = next((part.min_length for part in field.metadata if hasattr(part, "min_length")), None)
     if least is not None:
         return f"text of at least {least} characters"
+    if any(hasattr(part, "pattern") for part in field.metadata) and field.examples:
+        return f"text such as {field.examples[0]}"
     return f"{_KINDS.get(parts[0], 'text')}{_range(field)}"
 
 

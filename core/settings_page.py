@@ -34,9 +34,12 @@ Programs that run alone need both, and on all machines the same ones. Clients re
 _HEADINGS = {
     "home": "All programs",
     "api_host": "API",
+    "sandbox_create_wait_seconds": "Live sandboxes: the same for API and workers",
+    "ingress_host": "Ingress",
     "tick_seconds": "Scheduler",
     "lease_seconds": "Leases: the same for scheduler and workers",
     "runtimes": "Worker",
+    "docker_pull": "Docker runtime",
 }
 """First field of a part -> its heading."""
 

@@ -1,6 +1,6 @@
 """The runtimes there are, by name. A new one adds its config class and a case in `from_config`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,10 +35,12 @@ CGROUP_PARENT: str = LocalConfig.model_fields["cgroup_parent"].default
 RUNTIME_NAMES = ("local", "docker", "fake")
 
 
-def build_runtime(name: str, folder: Path, **local: Any) -> Runtime:
+def build_runtime(
+    name: str, folder: Path, *, docker: Mapping[str, Any] | None = None, **local: Any
+) -> Runtime:
     """Make a runtime. folder: where this node's runtimes keep what they need.
 
-    local: what `LocalConfig` shall have instead of its defaults, e.g. disk; other runtimes have their default settings.
+    docker, local: what `DockerConfig` or `LocalConfig` shall have instead of its defaults, e.g. disk.
     Nothing is started or checked yet; see `Runtime.check`. Raises NotSupportedError for a name that is none.
     """
     bundles = folder / "bundles"
@@ -46,7 +48,9 @@ def build_runtime(name: str, folder: Path, **local: Any) -> Runtime:
         case "local":
             return from_config(_local_config(folder, **local))
         case "docker":
-            return from_config(DockerConfig(bundle_dir=bundles, state_dir=folder / "docker"))
+            return from_config(
+                DockerConfig(bundle_dir=bundles, state_dir=folder / "docker", **(docker or {}))
+            )
         case "fake":
             return from_config(FakeConfig())
     raise NotSupportedError(f"there is no runtime {name!r}; there are: {', '.join(RUNTIME_NAMES)}")

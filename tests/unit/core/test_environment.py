@@ -65,7 +65,7 @@ def test_value_of_a_secret_is_never_quoted():
 
 
 def test_every_setting_that_can_be_wrong_is_told_by_its_variable(monkeypatch):
-    free = {"home", "database_url", "redis_url", "secret_key", "api_host", "metrics_host"}
+    free = {"home", "database_url", "redis_url", "secret_key", "api_host", "metrics_host", "ingress_host"}
     for field_name, field in Settings.model_fields.items():
         if field_name in free:
             continue
@@ -74,6 +74,40 @@ def test_every_setting_that_can_be_wrong_is_told_by_its_variable(monkeypatch):
         with pytest.raises(SettingError, match=rf"^{variable}: must be .*nonsense'$"):
             read_settings(Settings)
         monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize("value", ['["srv"]', '["/srv/../etc"]', "[7]", "/srv"])
+def test_host_paths_are_a_list_of_absolute_folders(monkeypatch, value):
+    monkeypatch.setenv("SANDMILL_DOCKER_ALLOWED_HOST_PATHS", value)
+    wanted = (
+        r'^SANDMILL_DOCKER_ALLOWED_HOST_PATHS: must be a JSON list of text, such as \["/srv/datasets"\], not '
+    )
+    with pytest.raises(SettingError, match=wanted):
+        read_settings(Settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "address"),
+    [
+        ({}, "127.0.0.1:28888"),
+        ({"ingress_host": "0.0.0.0", "ingress_port": 9}, "127.0.0.1:9"),
+        ({"ingress_host": "::", "ingress_port": 9}, "127.0.0.1:9"),
+        ({"ingress_host": "10.1.2.3"}, "10.1.2.3:28888"),
+        ({"ingress_host": "fd00::1"}, "[fd00::1]:28888"),
+        ({"ingress_address": "boxes.example.org", "ingress_port": 9}, "boxes.example.org:9"),
+        ({"ingress_address": "boxes.example.org:80"}, "boxes.example.org:80"),
+        ({"ingress_address": "[fd00::2]"}, "[fd00::2]:28888"),
+        ({"ingress_address": "[fd00::2]:81"}, "[fd00::2]:81"),
+    ],
+)
+def test_clients_are_told_an_address_with_a_port_for_the_ingress(values, address):
+    assert read_settings(Settings, **values).ingress_clients_address == address
+
+
+@pytest.mark.parametrize("value", ["http://a", "a:b", "a/b", "fd00::1", "", "a:123456"])
+def test_address_of_the_ingress_is_a_host_or_host_and_port(value):
+    with pytest.raises(SettingError, match=r"^SANDMILL_INGRESS_ADDRESS: must be text such as [a-z.:0-9]+, not "):
+        read_settings(Settings, ingress_address=value)
 
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", '["10.0.0.1/8"]', '["example.org"]', "[8]"])

@@ -2,6 +2,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from core.errors import NotSupportedError
+from runtimes.docker import DockerRuntime
 from runtimes.local.runtime import LocalRuntime
 from runtimes.registry import RUNTIME_NAMES, RuntimeConfig, build_runtime, from_config, open_image_store
 
@@ -11,6 +12,13 @@ def test_every_name_builds_a_runtime_and_touches_nothing(name, tmp_path):
     runtime = build_runtime(name, tmp_path / "runtimes")
     assert runtime.name == name
     assert list(tmp_path.iterdir()) == []
+    runtime.close()
+
+
+def test_docker_runtime_has_what_it_is_given_instead_of_its_defaults(tmp_path):
+    runtime = build_runtime("docker", tmp_path, docker={"oci_runtime": "runsc"})
+    assert isinstance(runtime, DockerRuntime)
+    assert runtime.rules().oci_runtime == "runsc"
     runtime.close()
 
 

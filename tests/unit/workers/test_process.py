@@ -48,6 +48,16 @@ def test_worker_that_cannot_start_ends_instead_of_idling(monkeypatch: pytest.Mon
         process._start_when_possible(Broken(0))
 
 
+def test_settings_of_the_docker_runtime_reach_its_config():
+    settings = Settings(
+        database_url=SecretStr("postgresql://h/d"),
+        redis_url=SecretStr("redis://h"),
+        docker_oci_runtime="runsc",
+    )
+    options = process.docker_options(settings)
+    assert (options["oci_runtime"], options["pull"]) == ("runsc", True)
+
+
 class WeakRuntime(FakeRuntime):
     """On a host that lets it enforce less than it should."""
 
