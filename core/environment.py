@@ -72,22 +72,26 @@ def _find_field(kind: type[BaseSettings], place: str) -> tuple[str, FieldInfo]:
 
 def _wanted(field: FieldInfo) -> str:
     """Say what a field may be, e.g. "a whole number from 1 to 128"."""
-    parts = _types(field.annotation)
-    if get_origin(parts[0]) is Literal:
-        return _either(get_args(parts[0]))
-    if get_origin(parts[0]) is tuple:
-        choices = get_args(get_args(parts[0])[0])
-        if not choices:
-            return f"a JSON list of text, such as {json.dumps(field.examples)}"
-        return f"a JSON list of {_either(choices)}, such as {json.dumps(choices[:2])}"
-    if get_origin(parts[0]) is dict:
-        return 'a JSON object of texts, such as {"name": "value"}'
+    kind = _types(field.annotation)[0]
+    if get_origin(kind) is Literal:
+        return _either(get_args(kind))
+    if get_origin(kind) in {tuple, dict}:
+        return _wanted_collection(field, kind)
     least = next((part.min_length for part in field.metadata if hasattr(part, "min_length")), None)
     if least is not None:
         return f"text of at least {least} characters"
     if any(hasattr(part, "pattern") for part in field.metadata) and field.examples:
         return f"text such as {field.examples[0]}"
-    return f"{_KINDS.get(parts[0], 'text')}{_range(field)}"
+    return f"{_KINDS.get(kind, 'text')}{_range(field)}"
+
+
+def _wanted_collection(field: FieldInfo, kind: Any) -> str:
+    if get_origin(kind) is dict:
+        return 'a JSON object of texts, such as {"name": "value"}'
+    choices = get_args(get_args(kind)[0])
+    if not choices:
+        return f"a JSON list of text, such as {json.dumps(field.examples)}"
+    return f"a JSON list of {_either(choices)}, such as {json.dumps(choices[:2])}"
 
 
 def _range(field: FieldInfo) -> str:

@@ -106,7 +106,9 @@ def test_clients_are_told_an_address_with_a_port_for_the_ingress(values, address
 
 @pytest.mark.parametrize("value", ["http://a", "a:b", "a/b", "fd00::1", "", "a:123456"])
 def test_address_of_the_ingress_is_a_host_or_host_and_port(value):
-    with pytest.raises(SettingError, match=r"^SANDMILL_INGRESS_ADDRESS: must be text such as [a-z.:0-9]+, not "):
+    with pytest.raises(
+        SettingError, match=r"^SANDMILL_INGRESS_ADDRESS: must be text such as [a-z.:0-9]+, not "
+    ):
         read_settings(Settings, ingress_address=value)
 
 
