@@ -9,11 +9,12 @@ from starlette.requests import ClientDisconnect
 from api.errors import BodyTimeoutError, UnsupportedMediaError
 from core.errors import InvalidRequestError, PayloadTooLargeError
 
-__all__ = ["json_body", "optional_json_body", "small_json_body", "stream_body"]
+__all__ = ["json_body", "middle_json_body", "optional_json_body", "small_json_body", "stream_body"]
 
 _IDLE_SECONDS = 30.0
 """A client that sends nothing for so long in the middle of its body has gone or does harm."""
 _SMALL_BYTES = 64 << 10
+_MIDDLE_BYTES = 1 << 20
 
 
 async def stream_body(request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:
@@ -78,6 +79,9 @@ optional_json_body = _json_reader(
     lambda request: int(request.app.state.services.settings.max_body_bytes), required=False
 )
 """Dependency: the same for a verb whose body may be left out and may be large."""
+
+middle_json_body = _json_reader(lambda _request: _MIDDLE_BYTES, required=True)
+"""Dependency: the same for one thing with a body that is needed and not large."""
 
 small_json_body = _json_reader(lambda _request: _SMALL_BYTES, required=False)
 """Dependency: the same for a verb whose body may be left out and is never large."""

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from api.schemas.errors import ErrorDetail, ErrorView
 from api.schemas.problems import to_problem
+from api.wire.errors import is_wire, to_fields_error, wire_response
 from core.errors import (
     ArchivedError,
     ConflictError,
@@ -130,8 +131,14 @@ def error_response(request_id: str, error: Exception) -> JSONResponse:
 
 
 def _handle(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, HTTPException | RequestValidationError) and translate(error) is None:
+    known = translate(error)
+    if not isinstance(error, HTTPException | RequestValidationError) and known is None:
         raise error
+    if is_wire(request):
+        if isinstance(error, RequestValidationError):
+            known = to_fields_error(error)
+        if known is not None:
+            return wire_response(request, known)
     return error_response(request.state.request_id, error)
 
 

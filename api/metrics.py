@@ -42,6 +42,13 @@ class ApiMetrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self.client_create_seconds = Histogram(
+            "sandmill_client_create_seconds",
+            "From a client's create to its sandbox being ready, as clients tell it.",
+            ["outcome"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
         self.registry.register(_QueueCollector(engine))
 
 

@@ -5,16 +5,20 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from api.schemas.problems import MAX_FIELD_CHARS
+from api.wire.errors import WIRE_TAG
 from services.problems import InvalidFieldsError, Problem
 
 __all__ = ["refuse_unknown_parameters"]
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Dependency of the whole application. Raises InvalidFieldsError for query parameters unknown or given twice."""
+    """Dependency of the whole application; what speaks the wire protocol ignores them, as that asks.
+
+    Raises InvalidFieldsError for query parameters unknown or given twice.
+    """
     given = [name for name, _ in request.query_params.multi_items()]
     route = request.scope.get("route")
-    if not given or not isinstance(route, APIRoute):
+    if not given or not isinstance(route, APIRoute) or WIRE_TAG in route.tags:
         return
     known = _declared_names(route.dependant)
     problems = []

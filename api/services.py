@@ -26,6 +26,7 @@ from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
 from services.history import HistoryService
 from services.idempotency import RequestIdentity, hash_request
+from services.live_sandboxes import LiveSandboxService, SandboxPolicy
 from services.log_hub import LogHub
 from services.regrades import RegradeService
 from services.schedules import ScheduleService
@@ -76,6 +77,20 @@ class ApiServices:
     def dead_letters(self, connection: Connection, caller: Principal) -> DeadLetterService:
         """Dead letters of the caller's tenant."""
         return DeadLetterService(connection, caller.tenant_id, self.batches(connection, caller))
+
+    def sandboxes(self, connection: Connection, caller: Principal) -> LiveSandboxService:
+        """Live sandboxes of the caller's tenant."""
+        settings = self.settings
+        policy = SandboxPolicy(
+            default_runtime=settings.runtime,
+            cpu_request=settings.sandbox_cpu_request,
+            memory_request=settings.sandbox_memory_request,
+            start_seconds=settings.sandbox_start_timeout_seconds,
+            max_timeout_seconds=settings.max_sandbox_timeout_seconds,
+        )
+        return LiveSandboxService(
+            connection, caller.tenant_id, policy=policy, box=self.box, actor=f"key:{caller.key_id}"
+        )
 
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""

@@ -25,6 +25,7 @@ __all__ = [
     "LEADER",
     "LEADER_CHANGES",
     "LEFTOVERS",
+    "LIVE_SANDBOXES",
     "LOG_BYTES",
     "LOOP_FAILURES",
     "LOOP_SUCCESS",
@@ -113,6 +114,7 @@ HEARTBEATS = Counter(
     "sandmill_heartbeats", "Renewals of the lease: ok, failed, or lost with the session.", ["result"],
     registry=REGISTRY,
 )  # fmt: skip
+LIVE_SANDBOXES = Gauge("sandmill_live_sandboxes", "Live sandboxes kept here.", registry=REGISTRY)
 LEFTOVERS = Counter(
     "sandmill_leftovers",
     "Sandboxes found that no attempt here runs: removed, or failed to be removed.",

@@ -15,11 +15,12 @@ __all__ = ["HeldAttempt", "SessionRepository"]
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
 _UPSERT_NODE = """
-INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots, gpu, labels)
-VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s, %(gpu)s, %(labels)s)
+INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots, gpu, labels, ingress_url, ingress_address)
+VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s, %(gpu)s, %(labels)s,
+        'http://' || %(ingress)s::text, %(ingress)s)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, runtimes = excluded.runtimes, slots = excluded.slots,
   cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes, gpu = excluded.gpu,
-  labels = excluded.labels
+  labels = excluded.labels, ingress_url = excluded.ingress_url, ingress_address = excluded.ingress_address
 """
 
 # What the old session ran may still run, so that this one can take it over: for as long as the old lease would have
@@ -106,6 +107,7 @@ class SessionRepository(SqlRepository):
         boot_id: str | None = None,
         gpu: int = 0,
         labels: Mapping[str, str] | None = None,
+        ingress_address: str | None = None,
     ) -> None:
         """Register the node, end whatever session it had, open this one.
 
@@ -124,6 +126,7 @@ class SessionRepository(SqlRepository):
                 "slots": slots,
                 "gpu": gpu,
                 "labels": Jsonb(dict(labels or {})),
+                "ingress": ingress_address,
             },
         )
         self._count(_SUPERSEDE, {"node_id": node_id, "boot_id": boot_id})

@@ -21,6 +21,7 @@ from services.dispatch import Dispatcher, DispatchPolicy
 from services.fan_out import Materialiser
 from services.preemption import Preemptor
 from services.reaping import Reaper
+from services.session_sweeping import SessionSweeper
 from services.tenant_accounts import TenantAccounts
 from services.wake import SCHEDULER_CHANNEL, Wake
 
@@ -69,6 +70,7 @@ class Scheduler:
         wake = Wake(Wake.connect(redis_url))
         told = ProgressTold(stopped=wake.cancelled, moved=wake.moved, queued=self._wake_dispatch)
         self._progress = BatchProgressKeeper(self._engine, told)
+        self._sessions = SessionSweeper(self._engine, tell_nodes=wake.cancelled, tell=wake.sandbox)
         self._materialiser = Materialiser(self._engine)
         self._stopping = threading.Event()
         self._loops = self._build_loops()
@@ -95,6 +97,7 @@ class Scheduler:
             Loop("sweep", self._sweep, interval_seconds=2 * settings.tick_seconds, enabled=led),
             Loop("progress", self._progress.advance, interval_seconds=settings.tick_seconds, enabled=led),
             Loop("fan_out", self._fan_out, interval_seconds=settings.tick_seconds, enabled=led),
+            Loop("sandboxes", self._sweep_sessions, interval_seconds=1.0, enabled=led),
             Loop("force", self._force, interval_seconds=5.0, enabled=led),
             Loop("preempt", self._preempt, interval_seconds=1.0, enabled=led),
             Loop("account", self._account, interval_seconds=5.0, enabled=led),
@@ -163,6 +166,9 @@ class Scheduler:
         if made:
             self._dispatch_loop.wake()
         return made > 0
+
+    def _sweep_sessions(self) -> bool:
+        return self._sessions.run() > 100
 
     def _force(self) -> bool:
         self._progress.force_overdue()

@@ -12,6 +12,7 @@ __all__ = [
     "batch_rule_end",
     "cancel_end",
     "job_rule_end",
+    "session_end",
 ]
 
 _NEEDS_UNMET = Failure(
@@ -50,3 +51,8 @@ def batch_rule_end(outcome: str, number: int) -> EarlyEnd:
     message = f"{number} trials of the batch ended as {outcome}: stop_when.{outcome} is reached"
     failure = Failure(FailureClass.CANCELLED, "stop_when", message)
     return EarlyEnd(Outcome.SKIPPED.value, failure.code, failure.to_json())
+
+
+def session_end(reason: str) -> EarlyEnd:
+    """Of a live sandbox whose tenant or whose time has ended it; at once, since nothing of it is kept."""
+    return EarlyEnd(CANCEL.outcome, reason, CANCEL.failure, "force")

@@ -8,12 +8,13 @@ from uuid import UUID
 
 import redis
 
-__all__ = ["BATCH_CHANNEL", "CANCEL_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
+__all__ = ["BATCH_CHANNEL", "CANCEL_CHANNEL", "SANDBOX_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
 
 SCHEDULER_CHANNEL = "sched:wake"
 CANCEL_CHANNEL = "cancel:{node_id}"
 BATCH_CHANNEL = "log:{batch_id}"
-"""Beside the channels of logs, so that one subscription of the API serves both."""
+SANDBOX_CHANNEL = "log:{sandbox_id}"
+"""Both beside the channels of logs, so that one subscription of the API serves all."""
 _PAUSE_SECONDS = 2.0
 """After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
 
@@ -49,6 +50,10 @@ class Wake:
         """Tell readers of these batches' events that there are new ones."""
         for batch_id in batch_ids:
             self._publish(BATCH_CHANNEL.format(batch_id=batch_id), "1")
+
+    def sandbox(self, sandbox_id: UUID) -> None:
+        """Tell those who wait for a live sandbox that it has changed."""
+        self._publish(SANDBOX_CHANNEL.format(sandbox_id=sandbox_id), "1")
 
     def _publish(self, channel: str, message: str) -> None:
         with self._lock:

@@ -49,6 +49,7 @@ class NodeDescription:
     gpu: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     boot_id: str | None = None
+    ingress_address: str | None = None
 
 
 class LeaseKeeper:
@@ -149,6 +150,7 @@ class LeaseKeeper:
                 gpu=node.gpu,
                 labels=node.labels,
                 boot_id=node.boot_id,
+                ingress_address=node.ingress_address,
             )
         self.session_id = session_id
         self._note_lease(asked)

@@ -22,6 +22,7 @@ from core.errors import RunFailure
 from core.failpoints import failpoint
 from core.logging import get_logger
 from core.metrics import ATTEMPTS_RUNNING, BELLS, LEFTOVERS
+from core.sealing import make_box
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.sessions import SessionRepository
 from runtimes.base import Runtime, SandboxHandle
@@ -41,6 +42,7 @@ from workers.lease import LeaseKeeper, LeaseTimes, NodeDescription
 from workers.lease_file import Lease, LeaseFile
 from workers.registry import AttemptRegistry
 from workers.regrading import RegradeLoop
+from workers.sessions import SessionKeeper, is_session
 from workers.watchdog import Facts
 from workers.watching import WatchdogKeeper
 
@@ -102,6 +104,14 @@ class NodeWorker:
                 journal=self._journal,
             )
         )
+        self._sessions = SessionKeeper(
+            self._engine,
+            runtimes,
+            node_id=identity.id,
+            box=make_box(settings),
+            tell=self._wake.sandbox,
+            on_end=self._leave,
+        )
         self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
         self._draining = False
@@ -145,6 +155,7 @@ class NodeWorker:
         for thread in self._threads:
             thread.start()
         self._regrades.start()
+        self._sessions.start()
         self._is_started = True
         self._run_adopted()
 
@@ -180,11 +191,32 @@ class NodeWorker:
 
     def _go_on(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
         try:
-            with ATTEMPTS_RUNNING.track_inprogress():
-                self._runner.run(claimed, session_id, control, is_adopted=True)
-            self._ended.append(claimed.attempt_id)
-        finally:
+            kept = self._execute(claimed, session_id, control, is_adopted=True)
+        except BaseException:
             self._registry.leave(claimed.trial_id, claimed.fence)
+            raise
+        if not kept:
+            self._leave(claimed)
+
+    def _execute(
+        self,
+        claimed: ClaimedAttempt,
+        session_id: UUID,
+        control: AttemptControl,
+        *,
+        rung_by: str | None = None,
+        is_adopted: bool = False,
+    ) -> bool:
+        """Run an attempt to its end, or a live sandbox to its start. True: it is kept and ends later."""
+        if is_session(claimed):
+            return self._sessions.take(claimed, session_id, control)
+        with ATTEMPTS_RUNNING.track_inprogress():
+            self._runner.run(claimed, session_id, control, rung_by=rung_by, is_adopted=is_adopted)
+        return False
+
+    def _leave(self, claimed: ClaimedAttempt) -> None:
+        self._ended.append(claimed.attempt_id)
+        self._registry.leave(claimed.trial_id, claimed.fence)
         self._finished.set()
 
     def hand_over(self) -> None:
@@ -232,6 +264,7 @@ class NodeWorker:
         self._stopping.set()
         self._finished.set()
         self._regrades.stop()
+        self._sessions.stop()
         self._fallback.shutdown(wait=True, cancel_futures=True)
         if self._is_started:
             try:
@@ -259,6 +292,7 @@ class NodeWorker:
         if control is None:
             BELLS.labels("duplicate").inc()
             return
+        kept = False
         try:
             session_id = self._lease.session_id
             failpoint("worker.before_claim")
@@ -270,11 +304,11 @@ class NodeWorker:
             self._registry.mark_claimed(trial_id, fence)
             failpoint("worker.after_claim")
             BELLS.labels("claimed").inc()
-            with ATTEMPTS_RUNNING.track_inprogress():
-                self._runner.run(claimed, session_id, control, rung_by=rung_by)
+            kept = self._execute(claimed, session_id, control, rung_by=rung_by)
             self._ended.append(claimed.attempt_id)
         finally:
-            self._registry.leave(trial_id, fence)
+            if not kept:
+                self._registry.leave(trial_id, fence)
         failpoint("worker.before_ack")
         self._finished.set()
 
@@ -361,7 +395,7 @@ class NodeWorker:
 
         Redis is away, or its queue is spoilt: whatever it is, the table says what is to be done.
         """
-        room = self._settings.worker_slots - len(self._registry)
+        room = self._settings.worker_slots - (len(self._registry) - len(self._sessions))
         if self._draining or room <= 0:
             return
         with self._engine.begin() as connection:
@@ -390,6 +424,7 @@ class NodeWorker:
                     while not self._stopping.is_set():
                         if channel.get_message(timeout=1.0) is not None:
                             self._lease.beat_soon()
+                            self._sessions.wake()
             except (redis.RedisError, OSError):
                 self._stopping.wait(1.0)
 
@@ -410,6 +445,7 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         pid=os.getpid(),
         version=_version(),
         boot_id=boot_id(),
+        ingress_address=settings.ingress_clients_address,
     )
 
 

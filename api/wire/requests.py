@@ -1,0 +1,354 @@
+"""Turns what a client asks for into a sandbox that can be made, or says which field is wrong and with what code."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import parse_qsl
+from uuid import UUID
+
+from api.schemas.fields import RESERVED_ENV_PREFIXES
+from api.wire.schemas import CreateSandboxRequest, VolumeRequest
+from services.jobspec import Resources
+from services.live_sandboxes import NewSandbox
+from services.sandbox_errors import SnapshotMissingError, WireInvalidError, WireUnsupportedError
+from services.session_spec import IDLE_ENTRYPOINT, SessionSpec, Volume
+
+__all__ = ["DEFAULT_RESOURCES", "check_metadata_patch", "parse_metadata_filter", "to_new_sandbox"]
+
+DEFAULT_RESOURCES = Resources(cpu_millicores=1000, memory_bytes=2 << 30, disk_bytes=1 << 30, pids=1024, gpu=0)
+"""Of a sandbox that names no limit of a kind: nothing is ever unlimited."""
+
+_INVALID = "SANDBOX::INVALID_PARAMETER"
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_OURS = "opensandbox.io/"
+_ENV_NAME = re.compile(r"[^=\0]{1,256}")
+_VOLUME_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,
+}  # fmt: skip
+_RENEW_SECONDS = range(300, 86_401)
+_RUNTIME_KEY, _OCI_KEY, _RENEW_KEY, _POOL_KEY = (
+    "sandmill.runtime",
+    "sandmill.oci-runtime",
+    "access.renew.extend.seconds",
+    "poolRef",
+)
+_PLATFORMS = {"os": ("linux", "windows"), "arch": ("amd64", "arm64")}
+
+
+def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
+    """Check a create and give the sandbox. Raises WireInvalidError, WireUnsupportedError, SnapshotMissingError."""
+    _refuse_what_is_missing(request)
+    _check_sources(request)
+    if request.resource_limits is None:
+        raise WireInvalidError(
+            _INVALID, 'is required, e.g. {"cpu": "1", "memory": "2Gi"}', field="resourceLimits"
+        )
+    extensions = request.extensions or {}
+    entrypoint = _entrypoint(request)
+    platform = _platform(request)
+    spec = SessionSpec(
+        image=request.image.uri if request.image else "",
+        resources=_resources(request.resource_limits),
+        entrypoint=() if entrypoint == IDLE_ENTRYPOINT else entrypoint,
+        env=_environment(request.env or {}),
+        volumes=_volumes(request.volumes or ()),
+        oci_runtime=extensions.get(_OCI_KEY),
+        platform=None if platform is None else f"{platform['os']}/{platform['arch']}",
+    )
+    image = request.image
+    return NewSandbox(
+        spec=spec,
+        image=image.uri if image else None,
+        entrypoint=entrypoint,
+        timeout_seconds=request.timeout,
+        runtime=extensions.get(_RUNTIME_KEY),
+        snapshot_id=_snapshot(request.snapshot_id),
+        platform=platform,
+        metadata=_metadata(request.metadata or {}),
+        extensions=extensions,
+        renew_seconds=_renew_seconds(extensions),
+        auth=None if image is None or image.auth is None else (image.auth.username, image.auth.password),
+        is_secure=bool(request.secure_access),
+    )
+
+
+def check_metadata_patch(patch: Mapping[str, object]) -> dict[str, str | None]:
+    """Check a merge patch. Raises WireInvalidError."""
+    checked: dict[str, str | None] = {}
+    for key, value in patch.items():
+        if value is not None and not isinstance(value, str):
+            raise WireInvalidError("SANDBOX::INVALID_METADATA_LABEL", "must be text or null", field=key)
+        _check_label(key, value or "")
+        checked[key] = value
+    return checked
+
+
+def parse_metadata_filter(text: str | None) -> dict[str, str] | None:
+    """Read `k=v&k2=v2`, in which names and values are encoded once more. Raises WireInvalidError."""
+    if not text:
+        return None
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=64))
+    except ValueError as error:
+        raise WireInvalidError(
+            "INVALID_METADATA_FORMAT", "must be name=value, several joined by '&'", field="metadata"
+        ) from error
+
+
+def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
+    """Say of what this release does not do that it does not, rather than leaving it out in silence."""
+    if request.template_id is not None:
+        raise WireUnsupportedError("FSB::API_NOT_SUPPORTED", "templateId: there are no templates here")
+    if request.lifecycle is not None:
+        raise WireInvalidError(_INVALID, "hooks are not run in this release; leave it out", field="lifecycle")
+    if request.network_policy is not None:
+        raise WireUnsupportedError(
+            "SANDBOX::API_NOT_SUPPORTED",
+            "networkPolicy: sandboxes have no way out in this release, so there is nothing to allow; leave it out",
+        )
+    if request.credential_proxy is not None and request.credential_proxy.enabled:
+        raise WireInvalidError(_INVALID, "needs a networkPolicy", field="credentialProxy")
+
+
+def _check_sources(request: CreateSandboxRequest) -> None:
+    pool = (request.extensions or {}).get(_POOL_KEY)
+    if pool is not None:
+        raise WireInvalidError(
+            "SANDBOX::UNSUPPORTED_POOL_REF", "there are no pools yet", field=f"extensions.{_POOL_KEY}"
+        )
+    if request.image is not None and request.snapshot_id is not None:
+        raise WireInvalidError(_INVALID, "give either image or snapshotId, not both", field="snapshotId")
+    if request.image is None and request.snapshot_id is None:
+        raise WireInvalidError(_INVALID, "give image or snapshotId", field="image")
+
+
+def _snapshot(text: str | None) -> UUID | None:
+    if text is None:
+        return None
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise SnapshotMissingError(text) from error
+
+
+def _entrypoint(request: CreateSandboxRequest) -> tuple[str, ...]:
+    words = request.entrypoint
+    if words is None:
+        if request.image is not None:
+            raise WireInvalidError(
+                _INVALID, 'is required with image, e.g. ["tail", "-f", "/dev/null"]', field="entrypoint"
+            )
+        return IDLE_ENTRYPOINT
+    if len(words) == 1 and " " in words[0].strip():
+        try:
+            words = shlex.split(words[0])
+        except ValueError as error:
+            raise WireInvalidError("DOCKER::INVALID_ENTRYPOINT", str(error), field="entrypoint") from error
+    if not words or not words[0].strip() or any("\0" in word for word in words):
+        raise WireInvalidError(
+            "DOCKER::INVALID_ENTRYPOINT", "its first word names no program", field="entrypoint"
+        )
+    return tuple(words)
+
+
+def _resources(limits: Mapping[str, str]) -> Resources:
+    found = DEFAULT_RESOURCES
+    for key, text in limits.items():
+        field = f"resourceLimits.{key}"
+        match key:
+            case "cpu":
+                found = replace(found, cpu_millicores=_cpu(text, field))
+            case "memory":
+                found = replace(found, memory_bytes=_bytes(text, field, low=16 << 20))
+            case "disk" | "ephemeral-storage":
+                found = replace(found, disk_bytes=_bytes(text, field, low=1 << 20))
+            case "gpu":
+                found = replace(found, gpu=_count(text, field, high=64))
+            case "pids":
+                found = replace(found, pids=_count(text, field, low=4, high=4_194_304))
+            case _:
+                raise WireInvalidError(
+                    _INVALID, "is not known; there are cpu, memory, disk, gpu and pids", field=field
+                )
+    return found
+
+
+def _cpu(text: str, field: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,9})m|([0-9]{1,6}(?:\.[0-9]{1,9})?)", text.strip())
+    if match is not None:
+        millicores = int(match[1]) if match[1] else round(float(match[2]) * 1000)
+        if 10 <= millicores <= 1_000_000:
+            return millicores
+    raise WireInvalidError(_INVALID, 'must be cores as in "0.5" or "500m", from 10m to 1000', field=field)
+
+
+def _bytes(text: str, field: str, *, low: int) -> int:
+    match = _QUANTITY.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].lower()) if match is not None and len(match[1]) <= 18 else None
+    if match is not None and unit is not None:
+        size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+        if low <= size <= 1 << 50:
+            return size
+    message = f'must be a size as in "512Mi" or "2G", from {low >> 20}Mi to 1024Ti'
+    raise WireInvalidError(_INVALID, message, field=field)
+
+
+def _count(text: str, field: str, *, low: int = 0, high: int) -> int:
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()) and low <= int(text) <= high:
+        return int(text)
+    raise WireInvalidError(_INVALID, f"must be a whole number from {low} to {high}", field=field)
+
+
+def _environment(env: Mapping[str, str | None]) -> dict[str, str]:
+    kept = {}
+    for name, value in env.items():
+        field = f"env.{name[:100]}"
+        if not _ENV_NAME.fullmatch(name):
+            raise WireInvalidError(_INVALID, "is no name of a variable", field=field)
+        if name.startswith("OPENSANDBOX_EGRESS_") or name == "OPENSANDBOX_LIFECYCLE":
+            raise WireInvalidError(_INVALID, "is reserved", field=field)
+        if name.startswith(RESERVED_ENV_PREFIXES):
+            raise WireInvalidError(_INVALID, "is set by Sandmill itself: choose another name", field=field)
+        if value is not None:
+            if "\0" in value:
+                raise WireInvalidError(_INVALID, "must not contain NUL", field=field)
+            kept[name] = value
+    return kept
+
+
+def _platform(request: CreateSandboxRequest) -> dict[str, str] | None:
+    if request.platform is None:
+        return None
+    platform = {"os": request.platform.os, "arch": request.platform.arch}
+    for name, known in _PLATFORMS.items():
+        if platform[name] not in known:
+            raise WireInvalidError(_INVALID, f"must be one of {', '.join(known)}", field=f"platform.{name}")
+    if platform["os"] == "windows":
+        raise WireInvalidError(_INVALID, "windows sandboxes are not offered here", field="platform.os")
+    return platform
+
+
+def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    if len(metadata) > 64:
+        raise WireInvalidError(
+            "SANDBOX::INVALID_METADATA_LABEL", "may have at most 64 entries", field="metadata"
+        )
+    for key, value in metadata.items():
+        _check_label(key, value)
+    return dict(metadata)
+
+
+def _check_label(key: str, value: str) -> None:
+    """Hold a name and a value to the rules of Kubernetes labels."""
+    field = f"metadata.{key[:100]}"
+    if key.startswith(_OURS):
+        raise WireInvalidError(
+            "INVALID_METADATA_LABEL", f"names that begin with {_OURS} are reserved", field=field
+        )
+    prefix, slash, name = key.rpartition("/")
+    has_good_prefix = not slash or (len(prefix) <= 253 and _LABEL_PREFIX.fullmatch(prefix))
+    if not has_good_prefix or not _LABEL_NAME.fullmatch(name):
+        raise WireInvalidError(
+            "SANDBOX::INVALID_METADATA_LABEL",
+            "a name has at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, and may "
+            "have a DNS name and '/' before it",
+            field=field,
+        )
+    if not _LABEL_VALUE.fullmatch(value):
+        raise WireInvalidError(
+            "SANDBOX::INVALID_METADATA_LABEL",
+            "a value has at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+            field=field,
+        )
+
+
+def _renew_seconds(extensions: Mapping[str, str]) -> int | None:
+    text = extensions.get(_RENEW_KEY)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) not in _RENEW_SECONDS:
+        raise WireInvalidError(
+            _INVALID, "must be a number of seconds from 300 to 86400", field=f"extensions.{_RENEW_KEY}"
+        )
+    return int(text)
+
+
+def _volumes(requests: "list[VolumeRequest] | tuple[VolumeRequest, ...]") -> tuple[Volume, ...]:
+    names: set[str] = set()
+    volumes = []
+    for number, request in enumerate(requests):
+        field = f"volumes[{number}]"
+        if not _VOLUME_NAME.fullmatch(request.name):
+            raise WireInvalidError(
+                "VOLUME::INVALID_NAME", "must be at most 63 of a-z, 0-9 and '-'", field=f"{field}.name"
+            )
+        if request.name in names:
+            raise WireInvalidError(
+                "VOLUME::DUPLICATE_NAME", "another volume has this name", field=f"{field}.name"
+            )
+        names.add(request.name)
+        volumes.append(_volume(request, field))
+    return tuple(volumes)
+
+
+def _volume(request: VolumeRequest, field: str) -> Volume:
+    backends = [name for name in ("host", "pvc", "ossfs") if getattr(request, name) is not None]
+    if len(backends) != 1:
+        raise WireInvalidError(
+            "VOLUME::INVALID_BACKEND", "needs exactly one of host, pvc and ossfs", field=field
+        )
+    if request.ossfs is not None:
+        raise WireInvalidError(
+            "VOLUME::UNSUPPORTED_BACKEND", "ossfs is not offered here", field=f"{field}.ossfs"
+        )
+    path = request.mount_path
+    if (
+        not path.startswith("/")
+        or "\0" in path
+        or ".." in path.split("/")
+        or ":" in path
+        or not path.strip("/.")
+    ):
+        raise WireInvalidError(
+            "VOLUME::INVALID_MOUNT_PATH",
+            "must be an absolute path without '..' and ':'",
+            field=f"{field}.mountPath",
+        )
+    below = request.sub_path
+    if below and (below.startswith("/") or ".." in below.split("/") or "\0" in below):
+        raise WireInvalidError(
+            "VOLUME::INVALID_SUB_PATH", "must be a relative path without '..'", field=f"{field}.subPath"
+        )
+    common = Volume(
+        name=request.name, mount_path=path, is_read_only=bool(request.read_only), sub_path=below or None
+    )
+    if request.host is not None:
+        source = request.host.path
+        if not source.startswith("/") or "\0" in source or ".." in source.split("/"):
+            raise WireInvalidError(
+                "VOLUME::INVALID_HOST_PATH",
+                "must be an absolute path without '..'",
+                field=f"{field}.host.path",
+            )
+        return replace(common, host_path=source)
+    claim = request.pvc
+    if claim is None or not _CLAIM_NAME.fullmatch(claim.claim_name):
+        raise WireInvalidError(
+            "VOLUME::INVALID_PVC_NAME",
+            "must be a DNS name of at most 253 characters",
+            field=f"{field}.pvc.claimName",
+        )
+    return replace(
+        common,
+        claim=claim.claim_name,
+        is_made_if_missing=claim.create_if_not_exists is not False,
+        is_removed_with_sandbox=bool(claim.delete_on_sandbox_termination),
+    )

@@ -1,0 +1,337 @@
+"""Routes of the lifecycle API about sandboxes. Source: sections 1.2 to 1.5 of the protocol."""
+
+from collections.abc import Callable
+from datetime import UTC
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.body import middle_json_body
+from api.json_body import parse_json
+from api.services import ApiServices, Caller, IdempotencyKey, Services, make_identity
+from api.validation import check_schema
+from api.wire.errors import WIRE_TAG
+from api.wire.requests import check_metadata_patch, parse_metadata_filter, to_new_sandbox
+from api.wire.schemas import (
+    CreateSandboxRequest,
+    EndpointView,
+    MetricsEventRequest,
+    RenewRequest,
+    SandboxListView,
+)
+from api.wire.views import to_pagination, to_sandbox_view
+from api.wire.waiting import watching
+from core.errors import InvalidRequestError
+from core.ids import new_id
+from models.live_sandboxes import WireState
+from repositories.live_sandboxes import SandboxRow
+from runtimes.base import EXECD_PORT
+from services.live_sandboxes import Endpoint
+from services.sandbox_errors import (
+    EndpointNotReadyError,
+    SandboxMissingError,
+    WireInvalidError,
+    WireUnsupportedError,
+)
+from services.tenants import Principal
+
+__all__ = ["router"]
+
+router = APIRouter(tags=[WIRE_TAG], include_in_schema=False)
+
+ACCESS_HEADER = "OpenSandbox-Secure-Access"
+_MAX_PORT = 65_535
+_ENDPOINT_WAIT_SECONDS = 5.0
+"""For a sandbox that starts: official clients ask again every 200 ms, which is neither quick nor cheap."""
+
+
+def sandbox_key(sandbox_id: str) -> UUID:
+    """Read an id in a path. Raises SandboxMissingError: what is no id names no sandbox."""
+    try:
+        return UUID(sandbox_id)
+    except ValueError as error:
+        raise SandboxMissingError(sandbox_id[:100]) from error
+
+
+SandboxId = Annotated[UUID, Depends(sandbox_key)]
+
+
+@router.post("/sandboxes", status_code=202)
+async def create_sandbox(
+    services: Services,
+    caller: Caller,
+    body: Annotated[bytes, Depends(middle_json_body)],
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Accept a sandbox: after the commit it is made, whatever crashes. Waits a short while for it to run."""
+    sandbox_id = new_id()
+    async with watching(services, sandbox_id) as waiter:
+        async with services.creators:
+            sandbox_id, is_replayed = await run_in_threadpool(
+                _create, services, caller, body, sandbox_id, idempotency_key
+            )
+        services.wake.scheduler()
+        row = await waiter.until(
+            _reader(services, caller, sandbox_id),
+            lambda row: row.state != WireState.PENDING,
+            seconds=services.settings.sandbox_create_wait_seconds,
+            now=is_replayed,
+        )
+    if row is None:
+        raise SandboxMissingError(sandbox_id)
+    view = to_sandbox_view(row).to_json()
+    for name in ("image", "snapshotId"):
+        view.pop(name, None)
+    headers = {"Location": f"/v1/sandboxes/{sandbox_id}"}
+    if is_replayed:
+        headers["Idempotent-Replayed"] = "true"
+    return JSONResponse(view, status_code=202, headers=headers)
+
+
+@router.get("/sandboxes")
+def list_sandboxes(
+    *,
+    services: Services,
+    caller: Caller,
+    state: Annotated[list[str] | None, Query()] = None,
+    metadata: Annotated[str | None, Query(max_length=16 << 10)] = None,
+    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+    page_size: Annotated[int, Query(ge=1, le=200, alias="pageSize")] = 20,
+) -> Response:
+    """List the tenant's sandboxes, newest first."""
+    wanted = parse_metadata_filter(metadata)
+    with services.engine.begin() as connection:
+        found = services.sandboxes(connection, caller).page(
+            states=state, metadata=wanted, page=page, page_size=page_size
+        )
+    view = SandboxListView(
+        items=[to_sandbox_view(row) for row in found.items],
+        pagination=to_pagination(page, page_size, found.total),
+    )
+    return JSONResponse(view.to_json())
+
+
+@router.get("/sandboxes/{sandbox_id}")
+def get_sandbox(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """Look at one."""
+    with services.engine.begin() as connection:
+        row = services.sandboxes(connection, caller).get(sandbox_id)
+    return JSONResponse(to_sandbox_view(row).to_json())
+
+
+@router.patch("/sandboxes/{sandbox_id}/metadata")
+def patch_metadata(
+    services: Services,
+    caller: Caller,
+    sandbox_id: SandboxId,
+    body: Annotated[bytes, Depends(middle_json_body)],
+) -> Response:
+    """Set and delete entries of the metadata."""
+    patch = check_metadata_patch(_object(body))
+    with services.engine.begin() as connection:
+        row = services.sandboxes(connection, caller).patch_metadata(sandbox_id, patch)
+    return JSONResponse(to_sandbox_view(row).to_json())
+
+
+@router.delete("/sandboxes/{sandbox_id}", status_code=204)
+async def delete_sandbox(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """End it, whatever its state. Waits a short while until nothing is left of it."""
+    async with watching(services, sandbox_id) as waiter:
+        deletion = await run_in_threadpool(_delete, services, caller, sandbox_id)
+        if not deletion.is_over:
+            services.wake.cancelled({deletion.node_id: [sandbox_id]} if deletion.node_id else {})
+            await waiter.until(
+                _reader(services, caller, sandbox_id),
+                lambda row: row.ended_at is not None,
+                seconds=services.settings.sandbox_create_wait_seconds,
+                now=deletion.node_id is None,
+            )
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox_id}/pause", status_code=202)
+async def pause_sandbox(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """Let every process stand still."""
+    return await _obey(services, caller, sandbox_id, verb="pause", passing=WireState.PAUSING)
+
+
+@router.post("/sandboxes/{sandbox_id}/resume", status_code=202)
+async def resume_sandbox(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """Let it go on."""
+    return await _obey(services, caller, sandbox_id, verb="resume", passing=WireState.RESUMING)
+
+
+@router.post("/sandboxes/{sandbox_id}/renew-expiration")
+def renew_expiration(
+    services: Services,
+    caller: Caller,
+    sandbox_id: SandboxId,
+    body: Annotated[bytes, Depends(middle_json_body)],
+) -> Response:
+    """Move the expiry to another time."""
+    wanted = check_schema(RenewRequest, parse_json(body)).expires_at
+    with services.engine.begin() as connection:
+        until = services.sandboxes(connection, caller).renew(sandbox_id, wanted.astimezone(UTC))
+    return JSONResponse({"expiresAt": until.isoformat()})
+
+
+@router.get("/sandboxes/{sandbox_id}/endpoints/{port}")
+async def get_endpoint(
+    *,
+    request: Request,
+    services: Services,
+    caller: Caller,
+    sandbox_id: SandboxId,
+    port: str,
+    use_server_proxy: bool = False,
+    expires: Annotated[str | None, Query(max_length=32)] = None,
+) -> Response:
+    """Say where a port is. Waits a short while for a sandbox that starts."""
+    number = _port(port)
+    if expires is not None:
+        raise WireInvalidError(
+            "SANDBOX::API_NOT_SUPPORTED",
+            "signed endpoints need a gateway, which is not here yet",
+            field="expires",
+        )
+    endpoint = await _find_endpoint(services, caller, sandbox_id)
+    headers = {}
+    if number == EXECD_PORT or endpoint.is_secure:
+        headers[ACCESS_HEADER] = endpoint.access_token
+    if use_server_proxy:
+        prefix = "/v1" if request.url.path.startswith("/v1/") else ""
+        address = f"{request.headers.get('host', 'localhost')}{prefix}/sandboxes/{sandbox_id}/proxy/{number}"
+    else:
+        address = f"{endpoint.address}/{sandbox_id}/{number}"
+    return JSONResponse(EndpointView(endpoint=address, headers=headers or None).to_json())
+
+
+@router.get("/sandboxes/{sandbox_id}/record")
+def get_record(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """Look at one also after its end: what became of it, when and by whom. Not part of the protocol."""
+    with services.engine.begin() as connection:
+        sandboxes = services.sandboxes(connection, caller)
+        row = sandboxes.record(sandbox_id)
+        events = sandboxes.events(sandbox_id, limit=500)
+    view = to_sandbox_view(row).to_json()
+    times = {"runningAt": row.running_at, "endedAt": row.ended_at}
+    view |= {name: at.isoformat() for name, at in times.items() if at is not None}
+    facts = {"endReason": row.end_reason, "endedBy": row.ended_by, "runtime": row.runtime}
+    facts["nodeId"] = None if row.node_id is None else str(row.node_id)
+    view |= {name: value for name, value in facts.items() if value is not None}
+    view["events"] = [
+        {
+            "at": event.at.isoformat(),
+            "actor": event.actor,
+            "reason": event.reason,
+            **({} if event.message is None else {"message": event.message}),
+        }
+        for event in events
+    ]
+    return JSONResponse(view)
+
+
+@router.get("/sandboxes/{sandbox_id}/networkpolicy")
+@router.put("/sandboxes/{sandbox_id}/networkpolicy")
+@router.patch("/sandboxes/{sandbox_id}/networkpolicy")
+@router.delete("/sandboxes/{sandbox_id}/networkpolicy")
+def network_policy(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
+    """Refuse: sandboxes have no way out yet."""
+    with services.engine.begin() as connection:
+        services.sandboxes(connection, caller).get(sandbox_id)
+    raise WireUnsupportedError(
+        "SANDBOX::API_NOT_SUPPORTED", "sandboxes have no way out in this release, so there is no policy of it"
+    )
+
+
+@router.post("/metrics/events", status_code=204)
+def note_metrics(
+    services: Services, _caller: Caller, body: Annotated[bytes, Depends(middle_json_body)]
+) -> Response:
+    """Take what a client measured of a create."""
+    event = check_schema(MetricsEventRequest, parse_json(body))
+    outcome = "ok" if event.success else "failed"
+    services.metrics.client_create_seconds.labels(outcome).observe(event.create_duration_ms / 1000)
+    return Response(status_code=204)
+
+
+def _create(
+    services: ApiServices, caller: Principal, body: bytes, sandbox_id: UUID, key: str | None
+) -> tuple[UUID, bool]:
+    value = parse_json(body)
+    new = to_new_sandbox(check_schema(CreateSandboxRequest, value))
+    identity = make_identity(key, "sandboxes", value)
+    with services.engine.begin() as connection:
+        return services.sandboxes(connection, caller).create(new, sandbox_id, identity)
+
+
+def _delete(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Any:
+    with services.engine.begin() as connection:
+        return services.sandboxes(connection, caller).delete(sandbox_id)
+
+
+async def _obey(
+    services: ApiServices, caller: Principal, sandbox_id: UUID, *, verb: str, passing: WireState
+) -> Response:
+    """Wish something and wait a short while until it is so."""
+
+    def wish() -> UUID | None:
+        with services.engine.begin() as connection:
+            sandboxes = services.sandboxes(connection, caller)
+            return sandboxes.pause(sandbox_id) if verb == "pause" else sandboxes.resume(sandbox_id)
+
+    async with watching(services, sandbox_id) as waiter:
+        node_id = await run_in_threadpool(wish)
+        if node_id is not None:
+            services.wake.cancelled({node_id: [sandbox_id]})
+        await waiter.until(
+            _reader(services, caller, sandbox_id),
+            lambda row: row.state != passing,
+            seconds=services.settings.sandbox_create_wait_seconds,
+        )
+    return Response(status_code=202)
+
+
+async def _find_endpoint(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Endpoint:
+    def find() -> Endpoint:
+        with services.engine.begin() as connection:
+            return services.sandboxes(connection, caller).endpoint(sandbox_id)
+
+    try:
+        return await run_in_threadpool(find)
+    except EndpointNotReadyError:
+        async with watching(services, sandbox_id) as waiter:
+            await waiter.until(
+                _reader(services, caller, sandbox_id),
+                lambda row: row.state not in {WireState.PENDING, WireState.RESUMING},
+                seconds=_ENDPOINT_WAIT_SECONDS,
+                now=True,
+            )
+        return await run_in_threadpool(find)
+
+
+def _reader(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Callable[[], SandboxRow | None]:
+    def read() -> SandboxRow | None:
+        with services.engine.begin() as connection:
+            try:
+                return services.sandboxes(connection, caller).record(sandbox_id)
+            except SandboxMissingError:
+                return None
+
+    return read
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object", field="body")
+    return value
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= _MAX_PORT:
+        return int(text)
+    raise WireInvalidError("DOCKER::INVALID_PORT", f"must be from 1 to {_MAX_PORT}", field="port")

@@ -1,0 +1,189 @@
+"""Bodies of the lifecycle API, as official clients send and read them. Source: sections 1.3 to 1.19 of the protocol.
+
+Unknown keys are ignored, as they are there; what a key means is checked in `api.wire.requests`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+__all__ = [
+    "CreateSandboxRequest",
+    "EndpointView",
+    "ImageRequest",
+    "MetricsEventRequest",
+    "PaginationView",
+    "PlatformRequest",
+    "RenewRequest",
+    "SandboxListView",
+    "SandboxView",
+    "StatusView",
+    "VolumeRequest",
+    "WireRequest",
+    "WireView",
+]
+
+_Text = Annotated[str, Field(max_length=64 << 10)]
+_Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class WireRequest(BaseModel):
+    """Base of what clients send."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, strict=True)
+
+
+class WireView(BaseModel):
+    """Base of what is answered: keys without a value are left out, since official clients fail on null."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, populate_by_name=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give JSON values."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ImageAuthRequest(WireRequest):
+    """Credentials of a registry."""
+
+    username: _Name
+    password: Annotated[str, Field(min_length=1, max_length=16 << 10)]
+
+
+class ImageRequest(WireRequest):
+    """Which image, and who may pull it."""
+
+    uri: _Name
+    auth: ImageAuthRequest | None = None
+
+
+class PlatformRequest(WireRequest):
+    """For which machine."""
+
+    os: _Name
+    arch: _Name
+
+
+class HostVolumeRequest(WireRequest):
+    """A folder of the node."""
+
+    path: _Text
+
+
+class ClaimVolumeRequest(WireRequest):
+    """A named volume."""
+
+    claim_name: _Text
+    create_if_not_exists: bool | None = True
+    delete_on_sandbox_termination: bool | None = False
+    storage_class: _Text | None = None
+    storage: _Text | None = None
+    access_modes: list[_Text] | None = None
+
+
+class VolumeRequest(WireRequest):
+    """A folder in the sandbox that comes from elsewhere; exactly one backend."""
+
+    name: _Text
+    mount_path: _Text
+    read_only: bool | None = False
+    sub_path: _Text | None = None
+    host: HostVolumeRequest | None = None
+    pvc: ClaimVolumeRequest | None = None
+    ossfs: dict[str, Any] | None = None
+
+
+class CredentialProxyRequest(WireRequest):
+    """Whether credentials are put into outgoing requests."""
+
+    enabled: bool | None = False
+
+
+class CreateSandboxRequest(WireRequest):
+    """Body of POST /sandboxes."""
+
+    image: ImageRequest | None = None
+    snapshot_id: _Name | None = None
+    template_id: _Name | None = None
+    platform: PlatformRequest | None = None
+    timeout: Annotated[int, Field(ge=60, le=10**9)] | None = None
+    resource_limits: dict[str, _Text] | None = None
+    resource_requests: dict[str, _Text] | None = None
+    env: dict[str, _Text | None] | None = None
+    metadata: dict[str, _Text] | None = None
+    lifecycle: dict[str, Any] | None = None
+    entrypoint: Annotated[list[_Text], Field(min_length=1, max_length=1000)] | None = None
+    network_policy: dict[str, Any] | None = None
+    credential_proxy: CredentialProxyRequest | None = None
+    secure_access: bool | None = False
+    volumes: Annotated[list[VolumeRequest], Field(max_length=32)] | None = None
+    extensions: dict[str, _Text] | None = None
+
+
+class RenewRequest(WireRequest):
+    """Body of POST /sandboxes/{id}/renew-expiration."""
+
+    model_config = ConfigDict(strict=False)
+
+    expires_at: AwareDatetime
+
+
+class MetricsEventRequest(WireRequest):
+    """What a client tells of a create of its own."""
+
+    event_type: Literal["sandbox.create"]
+    create_duration_ms: Annotated[int, Field(ge=0)]
+    success: bool
+    sandbox_id: _Text | None = None
+    image: _Text | None = None
+
+
+class StatusView(WireView):
+    """Where a sandbox is."""
+
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    last_transition_at: datetime | None = None
+
+
+class SandboxView(WireView):
+    """A sandbox."""
+
+    id: str
+    status: StatusView
+    entrypoint: list[str]
+    created_at: datetime
+    image: dict[str, str] | None = None
+    snapshot_id: str | None = None
+    platform: dict[str, str] | None = None
+    metadata: dict[str, str] | None = None
+    extensions: dict[str, str] | None = None
+    allocation: dict[str, str] | None = None
+    expires_at: datetime | None = None
+
+
+class PaginationView(WireView):
+    """Where in a list a page is."""
+
+    page: int
+    page_size: int
+    total_items: int
+    total_pages: int
+    has_next_page: bool
+
+
+class SandboxListView(WireView):
+    """A page of sandboxes."""
+
+    items: list[SandboxView]
+    pagination: PaginationView
+
+
+class EndpointView(WireView):
+    """Where a port is, and the headers that every request to it needs."""
+
+    endpoint: str
+    headers: dict[str, str] | None = None

@@ -1,0 +1,36 @@
+"""Rows as the lifecycle API shows them."""
+
+from api.wire.schemas import PaginationView, SandboxView, StatusView
+from repositories.live_sandboxes import SandboxRow
+
+__all__ = ["to_pagination", "to_sandbox_view"]
+
+
+def to_sandbox_view(row: SandboxRow) -> SandboxView:
+    """Show a sandbox; credentials are never among it."""
+    return SandboxView(
+        id=str(row.id),
+        status=StatusView(
+            state=row.state,
+            reason=row.state_reason,
+            message=row.state_message,
+            last_transition_at=row.state_at,
+        ),
+        entrypoint=row.entrypoint,
+        created_at=row.created_at,
+        image=None if row.image is None else {"uri": row.image},
+        snapshot_id=None if row.snapshot_id is None else str(row.snapshot_id),
+        platform=row.platform,
+        metadata=row.metadata,
+        extensions=row.extensions,
+        allocation=None if row.pool is None else {"mode": "pool", "poolRef": row.pool, "state": "allocated"},
+        expires_at=row.expires_at,
+    )
+
+
+def to_pagination(page: int, page_size: int, total: int) -> PaginationView:
+    """Show where a page is."""
+    pages = -(-total // page_size)
+    return PaginationView(
+        page=page, page_size=page_size, total_items=total, total_pages=pages, has_next_page=page < pages
+    )

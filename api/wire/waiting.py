@@ -1,0 +1,51 @@
+"""Waits a short while for what a node does, so that a client that goes step by step loses nothing."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from starlette.concurrency import run_in_threadpool
+
+from api.services import ApiServices
+from repositories.live_sandboxes import SandboxRow
+from services.log_hub import LogListener
+
+__all__ = ["ChangeWaiter", "watching"]
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at the row while nothing is heard: a message may be lost."""
+
+
+class ChangeWaiter:
+    """Waits for one sandbox to change."""
+
+    def __init__(self, listener: LogListener) -> None:
+        """listener: hears of the sandbox since before the change was asked for."""
+        self._listener = listener
+
+    async def until(
+        self,
+        read: Callable[[], SandboxRow | None],
+        is_over: Callable[[SandboxRow], bool],
+        *,
+        seconds: float,
+        now: bool = False,
+    ) -> SandboxRow | None:
+        """Give the row once it is so, or after so long as it is then; None if it is gone. now: look before waiting."""
+        deadline = time.monotonic() + seconds
+        if not now:
+            await self._listener.next(min(seconds, _LOOK_SECONDS))
+        while True:
+            row = await run_in_threadpool(read)
+            left = deadline - time.monotonic()
+            if row is None or is_over(row) or left <= 0:
+                return row
+            await self._listener.next(min(left, _LOOK_SECONDS))
+
+
+@asynccontextmanager
+async def watching(services: ApiServices, sandbox_id: UUID) -> AsyncIterator[ChangeWaiter]:
+    """Hear of a sandbox's changes from here on."""
+    async with services.hub.listen(sandbox_id) as listener:
+        yield ChangeWaiter(listener)

@@ -1,0 +1,216 @@
+"""SQL by which nodes and the scheduler keep live sandboxes: started, obeyed, expired, ended."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from repositories.attempts import ClaimedAttempt
+from repositories.base import SqlRepository
+
+__all__ = ["ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
+
+_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
+
+_DETAILS = """
+SELECT s.state, s.access_token, s.image_auth, s.expires_at, s.sandbox_name
+FROM sandbox_sessions s WHERE s.trial_id = %(trial_id)s
+"""
+
+_STAGE = """
+UPDATE sandbox_sessions SET node_id = %(node_id)s, state_reason = %(reason)s, state_message = %(message)s
+WHERE trial_id = %(trial_id)s AND state = 'Pending'
+"""
+
+# A delete that came meanwhile stays one.
+_RUNNING = f"""
+WITH mine AS (
+  UPDATE attempts SET state = 'running', phase = 'session', started_at = clock_timestamp(), run_deadline = NULL,
+                      overdue_at = NULL
+  WHERE {_MINE} AND state = 'starting' RETURNING trial_id, node_id
+), first AS (
+  UPDATE trials t SET started_at = clock_timestamp() FROM mine m WHERE t.id = m.trial_id AND t.started_at IS NULL
+), box AS (
+  UPDATE sandboxes SET state = 'running' FROM mine WHERE name = %(sandbox)s
+), opened AS (
+  UPDATE sandbox_sessions s SET node_id = m.node_id, runtime = %(runtime)s, sandbox_name = %(sandbox)s,
+    running_at = clock_timestamp(), state_at = clock_timestamp(), state_message = NULL,
+    state = CASE WHEN s.state = 'Pending' THEN 'Running' ELSE s.state END,
+    state_reason = CASE WHEN s.state = 'Pending' THEN 'CONTAINER_RUNNING' ELSE s.state_reason END
+  FROM mine m WHERE s.trial_id = m.trial_id AND s.ended_at IS NULL
+), happened AS (
+  INSERT INTO sandbox_events (trial_id, actor, reason)
+  SELECT trial_id, 'worker:' || node_id, 'CONTAINER_RUNNING' FROM mine
+)
+SELECT 1 FROM mine
+"""
+
+_WISHES = """
+SELECT trial_id, state, wish_no FROM sandbox_sessions
+WHERE node_id = %(node_id)s AND state IN ('Pausing', 'Resuming', 'Stopping')
+"""
+
+# Only if nothing else was wished since: then that is next.
+_OBEYED = """
+WITH moved AS (
+  UPDATE sandbox_sessions SET state = %(state)s, state_reason = %(reason)s, state_message = %(message)s,
+                              state_at = clock_timestamp()
+  WHERE trial_id = %(trial_id)s AND wish_no = %(wish_no)s AND ended_at IS NULL RETURNING trial_id, node_id
+)
+INSERT INTO sandbox_events (trial_id, actor, reason, message)
+SELECT trial_id, 'worker:' || node_id, %(reason)s, %(message)s FROM moved
+"""
+
+# The first reason stays: a delete that the loss of the node overtook was still a delete. One that its tenant or the
+# clock has ended is hidden from the wire with that, what failed stays to be looked at.
+_END = """
+WITH w AS (
+  SELECT trial_id, state = 'Stopping' OR %(is_wanted)s AS is_wanted FROM sandbox_sessions
+  WHERE trial_id = %(trial_id)s AND ended_at IS NULL FOR NO KEY UPDATE
+), ended AS (
+  UPDATE sandbox_sessions s SET
+    state = CASE WHEN w.is_wanted THEN 'Terminated' ELSE 'Failed' END,
+    state_reason = CASE WHEN w.is_wanted THEN coalesce(s.end_reason, %(reason)s) ELSE %(reason)s END,
+    end_reason = CASE WHEN w.is_wanted THEN coalesce(s.end_reason, %(reason)s) ELSE %(reason)s END,
+    ended_by = coalesce(ended_by, %(actor)s), state_message = %(message)s, state_at = clock_timestamp(),
+    ended_at = clock_timestamp(),
+    hidden_at = CASE WHEN w.is_wanted THEN clock_timestamp() ELSE s.hidden_at END
+  FROM w WHERE s.trial_id = w.trial_id RETURNING s.trial_id, s.end_reason, s.state_message
+)
+INSERT INTO sandbox_events (trial_id, actor, reason, message)
+SELECT trial_id, %(actor)s, end_reason, state_message FROM ended
+"""
+
+_EXPIRED = """
+SELECT s.trial_id, s.tenant_id FROM sandbox_sessions s
+WHERE s.hidden_at IS NULL AND s.expires_at < clock_timestamp() - make_interval(secs => %(slack)s)
+  AND s.state <> 'Stopping' AND (%(node_id)s::uuid IS NULL OR s.node_id = %(node_id)s)
+ORDER BY s.expires_at LIMIT 500 FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+_EXPIRE = """
+WITH moved AS (
+  UPDATE sandbox_sessions SET
+    state = CASE WHEN ended_at IS NULL THEN 'Stopping' ELSE state END,
+    end_reason = CASE WHEN ended_at IS NULL THEN 'SANDBOX_EXPIRED' ELSE end_reason END,
+    ended_by = CASE WHEN ended_at IS NULL THEN %(actor)s ELSE ended_by END,
+    state_reason = CASE WHEN ended_at IS NULL THEN 'SANDBOX_EXPIRED' ELSE state_reason END,
+    hidden_at = CASE WHEN ended_at IS NULL THEN NULL ELSE clock_timestamp() END,
+    state_at = CASE WHEN ended_at IS NULL THEN clock_timestamp() ELSE state_at END,
+    wish_no = wish_no + 1
+  WHERE trial_id = ANY(%(ids)s) RETURNING trial_id, ended_at
+)
+INSERT INTO sandbox_events (trial_id, actor, reason)
+SELECT trial_id, %(actor)s, 'SANDBOX_EXPIRED' FROM moved WHERE ended_at IS NULL
+"""
+
+# Trials that ended by another hand than the keeper's: lost nodes, the queue's deadline, cancels by their number.
+_ORPHANED = """
+SELECT s.trial_id, s.state, t.state_reason, t.outcome, t.failure ->> 'code' AS code, t.failure ->> 'message' AS message
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
+WHERE s.ended_at IS NULL AND t.state = 'finished'
+ORDER BY s.trial_id LIMIT 500 FOR NO KEY UPDATE OF s SKIP LOCKED
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSandbox:
+    """What the node needs of a session beside its spec. image_auth: sealed."""
+
+    state: str
+    access_token: str
+    image_auth: bytes | None
+    expires_at: datetime | None
+    sandbox_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wished of a sandbox: state is Pausing, Resuming or Stopping."""
+
+    trial_id: UUID
+    state: str
+    wish_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredSandbox:
+    """One whose time is over."""
+
+    trial_id: UUID
+    tenant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedSandbox:
+    """One whose trial has ended without it."""
+
+    trial_id: UUID
+    state: str
+    state_reason: str | None
+    outcome: str | None
+    code: str | None
+    message: str | None
+
+
+class SessionKeepingRepository(SqlRepository):
+    """Live sandboxes of all tenants, for nodes and the scheduler."""
+
+    def details(self, trial_id: UUID) -> KeptSandbox | None:
+        """Look up what the node needs. None: the trial is no live sandbox's."""
+        row = self._row(_DETAILS, {"trial_id": trial_id})
+        return None if row is None else KeptSandbox(**row)
+
+    def note_stage(self, trial_id: UUID, node_id: UUID, reason: str, message: str | None) -> None:
+        """Say what a start is at, while it is pending."""
+        parameters = {"trial_id": trial_id, "node_id": node_id, "reason": reason, "message": message}
+        self._count(_STAGE, parameters)
+
+    def mark_running(self, attempt: ClaimedAttempt, session_id: UUID, *, sandbox: str) -> bool:
+        """The sandbox answers. False: fenced off."""
+        parameters = {
+            "trial_id": attempt.trial_id,
+            "fence": attempt.fence,
+            "session_id": session_id,
+            "runtime": attempt.runtime,
+            "sandbox": sandbox,
+        }
+        return bool(self._rows(_RUNNING, parameters))
+
+    def wishes(self, node_id: UUID) -> list[Wish]:
+        """What is wished of this node's sandboxes and not done yet."""
+        return [Wish(**row) for row in self._rows(_WISHES, {"node_id": node_id})]
+
+    def obeyed(self, wish: Wish, state: str, reason: str, message: str | None = None) -> None:
+        """Write where a sandbox is after a wish, unless there is a newer one."""
+        parameters = {
+            "trial_id": wish.trial_id,
+            "wish_no": wish.wish_no,
+            "state": state,
+            "reason": reason,
+            "message": message,
+        }
+        self._count(_OBEYED, parameters)
+
+    def end(self, trial_id: UUID, *, reason: str, message: str | None, actor: str, is_wanted: bool) -> bool:
+        """Write that it is over, if nobody has. is_wanted: by its tenant's or the clock's will, not by a failure."""
+        parameters = {
+            "trial_id": trial_id,
+            "reason": reason,
+            "message": message,
+            "actor": actor,
+            "is_wanted": is_wanted,
+        }
+        return self._count(_END, parameters) == 1
+
+    def expired(self, *, slack_seconds: float = 0.0, node_id: UUID | None = None) -> list[ExpiredSandbox]:
+        """Lock those whose time is over by so much. node_id: only of that node."""
+        rows = self._rows(_EXPIRED, {"slack": slack_seconds, "node_id": node_id})
+        return [ExpiredSandbox(**row) for row in rows]
+
+    def expire(self, trial_ids: list[UUID], *, actor: str) -> None:
+        """Wish the end of those that live; hide those that have ended."""
+        self._count(_EXPIRE, {"ids": trial_ids, "actor": actor})
+
+    def orphaned(self) -> list[OrphanedSandbox]:
+        """Lock those whose trial has ended without them."""
+        return [OrphanedSandbox(**row) for row in self._rows(_ORPHANED)]

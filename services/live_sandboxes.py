@@ -1,0 +1,327 @@
+"""Live sandboxes of one tenant: open, look, list, change, end. The node's worker does what is wished here."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from core.ids import new_id
+from core.jsonb import to_jsonb
+from core.sealing import SecretBox
+from core.tracing import current_traceparent
+from models.live_sandboxes import WireState
+from repositories.live_sandboxes import (
+    LiveSandboxRepository,
+    NewSandboxRow,
+    SandboxEventRow,
+    SandboxRow,
+    WishRow,
+)
+from repositories.trial_ending import TrialEndingRepository
+from services.early_ends import session_end
+from services.idempotency import IdempotencyService, RequestIdentity
+from services.queue_room import QueueRoom
+from services.sandbox_errors import (
+    EndpointNotReadyError,
+    SandboxMissingError,
+    SandboxStateError,
+    WireConflictError,
+    WireFailureError,
+    WireInvalidError,
+)
+from services.session_spec import SessionSpec
+
+__all__ = [
+    "Deletion",
+    "Endpoint",
+    "LiveSandboxService",
+    "NewSandbox",
+    "SandboxPage",
+    "SandboxPolicy",
+    "image_auth_purpose",
+]
+
+_NOT_YET = frozenset({WireState.PENDING, WireState.RESUMING})
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPolicy:
+    """What the installation says about live sandboxes.
+
+    cpu_request, memory_request: the part of its limits that a sandbox holds back on its node and of its tenant's
+    quotas; most of them wait most of the time. start_seconds: from the request to the claim, and from there to running.
+    max_timeout_seconds: of a create; None: any.
+    """
+
+    default_runtime: str = "local"
+    cpu_request: float = 0.1
+    memory_request: float = 0.1
+    start_seconds: float = 60.0
+    max_timeout_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewSandbox:
+    """A sandbox to open, checked. image: as the client spelled it. auth: user name and password for its registry.
+
+    timeout_seconds None: until it is deleted. node_labels: those its node must have.
+    """
+
+    spec: SessionSpec
+    image: str | None
+    entrypoint: tuple[str, ...]
+    timeout_seconds: int | None
+    runtime: str | None = None
+    snapshot_id: UUID | None = None
+    platform: Mapping[str, str] | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    renew_seconds: int | None = None
+    auth: tuple[str, str] | None = None
+    is_secure: bool = False
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPage:
+    """One page of a list, and how many there are in all."""
+
+    items: Sequence[SandboxRow]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a delete met. node_id: that has to end it. is_over: nothing is left to wait for."""
+
+    node_id: UUID | None
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a port of a sandbox is. ingress_url: for this installation's own programs; address: for clients."""
+
+    ingress_url: str
+    address: str
+    access_token: str
+    is_secure: bool
+
+
+class LiveSandboxService:
+    """Live sandboxes of one tenant, inside the caller's transaction. Raises SandboxMissingError for those of others."""
+
+    def __init__(
+        self, connection: Connection, tenant_id: int, *, policy: SandboxPolicy, box: SecretBox, actor: str
+    ) -> None:
+        """box: seals passwords of registries. actor: who calls, for the history."""
+        self._connection = connection
+        self._tenant_id = tenant_id
+        self._policy = policy
+        self._box = box
+        self._actor = actor
+        self._sandboxes = LiveSandboxRepository(connection, tenant_id)
+        self._room = QueueRoom(connection, tenant_id)
+        self._keys = IdempotencyService(connection, tenant_id)
+
+    def create(
+        self, new: NewSandbox, sandbox_id: UUID, identity: RequestIdentity | None = None
+    ) -> tuple[UUID, bool]:
+        """Accept a sandbox; gives its id, and whether the same request made it before.
+
+        Raises QuotaExceededError, WireInvalidError for a timeout beyond the installation's, IdempotencyConflictError,
+        NotSupportedError for registry credentials where nothing can be sealed.
+        """
+        earlier = self._keys.claim(identity, sandbox_id) if identity is not None else None
+        if earlier is not None:
+            return earlier, True
+        self._check_timeout(new.timeout_seconds)
+        self._room.refuse_early(1)
+        self._sandboxes.insert(self._to_row(new, sandbox_id))
+        self._room.hold(1)
+        return sandbox_id, False
+
+    def get(self, sandbox_id: UUID) -> SandboxRow:
+        """Look one up that the wire knows of."""
+        return _visible(self._sandboxes.find(sandbox_id), sandbox_id)
+
+    def record(self, sandbox_id: UUID) -> SandboxRow:
+        """Look one up, also after its end."""
+        row = self._sandboxes.find(sandbox_id)
+        if row is None:
+            raise SandboxMissingError(sandbox_id)
+        return row
+
+    def events(self, sandbox_id: UUID, *, limit: int) -> list[SandboxEventRow]:
+        """Its newest events, oldest first; also after its end."""
+        self.record(sandbox_id)
+        return self._sandboxes.events(sandbox_id, limit=limit)
+
+    def page(
+        self, *, states: Sequence[str] | None, metadata: Mapping[str, str] | None, page: int, page_size: int
+    ) -> SandboxPage:
+        """List, newest first. page: from 1 on. states, metadata: see the repository."""
+        lowered = None if states is None else [state.lower() for state in states]
+        items = self._sandboxes.page(
+            states=lowered, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
+        )
+        if page == 1 and len(items) < page_size:
+            return SandboxPage(items, len(items))
+        return SandboxPage(items, self._sandboxes.total(states=lowered, metadata=metadata))
+
+    def patch_metadata(self, sandbox_id: UUID, patch: Mapping[str, str | None]) -> SandboxRow:
+        """Set and delete entries; the patch is checked. RFC 7396: None deletes."""
+        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        if not patch:
+            return row
+        merged = {**row.metadata, **patch}
+        kept = {key: value for key, value in merged.items() if value is not None}
+        changed = self._sandboxes.set_metadata(sandbox_id, kept)
+        return row if changed is None else changed
+
+    def renew(self, sandbox_id: UUID, expires_at: datetime) -> datetime:
+        """Move the expiry, also to an earlier time. Raises WireInvalidError for the past, WireConflictError."""
+        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        if expires_at <= datetime.now(UTC):
+            raise WireInvalidError("DOCKER::INVALID_EXPIRATION", "must be in the future", field="expiresAt")
+        if row.expires_at is None:
+            raise WireConflictError(
+                "DOCKER::INVALID_EXPIRATION",
+                f"sandbox {sandbox_id} has no expiration: it was made without timeout",
+            )
+        if not self._sandboxes.renew(sandbox_id, expires_at, actor=self._actor):
+            raise _wrong_state(row, "renewed", "Running or Paused")
+        return expires_at
+
+    def extend(self, sandbox_id: UUID) -> None:
+        """Note a use: the expiry moves on, if the sandbox was made so."""
+        self._sandboxes.extend(sandbox_id)
+
+    def delete(self, sandbox_id: UUID) -> Deletion:
+        """End it, whatever its state; again is no error, also after its end."""
+        row = self._sandboxes.lock(sandbox_id)
+        if row is None:
+            raise SandboxMissingError(sandbox_id)
+        if row.ended_at is not None:
+            self._sandboxes.hide(sandbox_id)
+            return Deletion(None, is_over=True)
+        if row.state == WireState.STOPPING:
+            return Deletion(row.node_id, is_over=False)
+        wish = WishRow(
+            WireState.STOPPING,
+            "SANDBOX_DELETED",
+            self._actor,
+            end_reason="SANDBOX_DELETED",
+            ended_by=self._actor,
+        )
+        self._sandboxes.wish(sandbox_id, wish)
+        met = TrialEndingRepository(self._connection).end_trials([sandbox_id], session_end("SANDBOX_DELETED"))
+        nodes = [trial.node_id for trial in met if trial.node_id is not None]
+        return Deletion(nodes[0] if nodes else None, is_over=False)
+
+    def pause(self, sandbox_id: UUID) -> UUID | None:
+        """Wish that it stands still; gives the node. Again is no error. Raises SandboxStateError."""
+        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        if row.state in {WireState.PAUSED, WireState.PAUSING}:
+            return row.node_id
+        if row.state != WireState.RUNNING:
+            raise _wrong_state(row, "paused", "Running", code="DOCKER::SANDBOX_NOT_RUNNING")
+        return self._sandboxes.wish(sandbox_id, WishRow(WireState.PAUSING, "SANDBOX_PAUSING", self._actor))
+
+    def resume(self, sandbox_id: UUID) -> UUID | None:
+        """Wish that it goes on; gives the node. Raises SandboxStateError."""
+        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        if row.state == WireState.RESUMING:
+            return row.node_id
+        if row.state != WireState.PAUSED:
+            raise _wrong_state(row, "resumed", "Paused", code="DOCKER::SANDBOX_NOT_PAUSED")
+        return self._sandboxes.wish(sandbox_id, WishRow(WireState.RESUMING, "SANDBOX_RESUMING", self._actor))
+
+    def endpoint(self, sandbox_id: UUID) -> Endpoint:
+        """Say where its ports are. Raises EndpointNotReadyError before it runs, WireConflictError, WireFailureError."""
+        row = _visible(self._sandboxes.find(sandbox_id), sandbox_id)
+        if row.state in _NOT_YET:
+            raise EndpointNotReadyError(sandbox_id, row.state)
+        if row.state == WireState.FAILED:
+            raise WireFailureError(
+                "DOCKER::SANDBOX_START_FAILED",
+                f"sandbox {sandbox_id} has failed: {row.state_message or row.state_reason}",
+            )
+        if row.node_id is None or row.ended_at is not None or row.state == WireState.STOPPING:
+            raise _wrong_state(row, "reached", "Running or Paused", code="DOCKER::SANDBOX_NOT_RUNNING")
+        url, address = self._sandboxes.ingress(row.node_id)
+        if url is None or address is None:
+            raise WireFailureError(
+                "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",
+                "no ingress runs on the sandbox's node: start one with 'sandmill-server ingress'",
+            )
+        return Endpoint(url, address, row.access_token, row.is_secure)
+
+    def _check_timeout(self, seconds: int | None) -> None:
+        most = self._policy.max_timeout_seconds
+        if most is not None and seconds is not None and seconds > most:
+            raise WireInvalidError(
+                "SANDBOX::INVALID_PARAMETER",
+                f"is {seconds} s; this installation allows {most}",
+                field="timeout",
+            )
+
+    def _to_row(self, new: NewSandbox, sandbox_id: UUID) -> NewSandboxRow:
+        policy = self._policy
+        spec = replace(new.spec, timeouts=replace(new.spec.timeouts, queue=policy.start_seconds))
+        resources = spec.resources
+        body = spec.to_json()
+        auth = None
+        if new.auth is not None:
+            auth = self._box.seal("\0".join(new.auth).encode(), purpose=image_auth_purpose(sandbox_id))
+        cpu = max(10, round(resources.cpu_millicores * policy.cpu_request))
+        return NewSandboxRow(
+            id=sandbox_id,
+            batch_id=new_id(),
+            job_id=new_id(),
+            digest=spec.digest,
+            spec=to_jsonb(body),
+            runtime=new.runtime or policy.default_runtime,
+            cpu_millicores=cpu,
+            memory_bytes=max(16 << 20, round(resources.memory_bytes * policy.memory_request)),
+            gpu=resources.gpu,
+            node_labels=new.node_labels,
+            max_cpu_seconds=cpu / 1000 * (new.timeout_seconds or 0),
+            queue_seconds=spec.timeouts.queue,
+            image=new.image,
+            snapshot_id=new.snapshot_id,
+            entrypoint=new.entrypoint,
+            platform=new.platform,
+            metadata=new.metadata,
+            extensions=new.extensions,
+            pool=None,
+            timeout_seconds=new.timeout_seconds,
+            renew_seconds=new.renew_seconds,
+            image_auth=auth,
+            access_token=secrets.token_urlsafe(24),
+            is_secure=new.is_secure,
+            traceparent=current_traceparent(),
+            actor=self._actor,
+        )
+
+
+def image_auth_purpose(sandbox_id: UUID) -> str:
+    """Say what sealed registry credentials are for, so that those of one sandbox open no other's."""
+    return f"image-auth/{sandbox_id}"
+
+
+def _visible(row: SandboxRow | None, sandbox_id: UUID) -> SandboxRow:
+    if row is None or row.hidden_at is not None:
+        raise SandboxMissingError(sandbox_id)
+    return row
+
+
+def _wrong_state(
+    row: SandboxRow, verb: str, needed: str, *, code: str = "DOCKER::SANDBOX_NOT_RUNNING"
+) -> SandboxStateError:
+    return SandboxStateError(
+        code, f"sandbox {row.id} is {row.state} and cannot be {verb}: it has to be {needed}"
+    )

@@ -1,0 +1,139 @@
+"""A live sandbox from claim to running: what is made, from what, and what is told meanwhile."""
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+from core.errors import NodeLostError, RunFailure, RuntimeUnavailableError
+from core.logging import get_logger
+from core.metrics import SANDBOX_START_SECONDS
+from core.sealing import SecretBox
+from core.tracing import span
+from repositories.attempts import ClaimedAttempt
+from repositories.session_keeping import KeptSandbox
+from runtimes.base import (
+    ImageAuth,
+    ResourceLimits,
+    Runtime,
+    SandboxHandle,
+    SandboxSpec,
+    VolumeClaim,
+    VolumeMount,
+)
+from services.live_sandboxes import image_auth_purpose
+from services.session_spec import SessionSpec, Volume
+
+__all__ = ["ProgressNotes", "find_sandbox", "remove_sandbox", "start_sandbox", "to_sandbox_spec"]
+
+log = get_logger(__name__)
+
+_NOTE_SECONDS = 0.5
+
+
+class ProgressNotes:
+    """Passes stages of a start on, not oftener than twice a second: a pull tells of each layer many times."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """write: takes the words; what it raises is logged only, since nobody waits for them."""
+        self._write = write
+        self._next = time.monotonic() + _NOTE_SECONDS
+
+    def note(self, text: str) -> None:
+        """Take a stage."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _NOTE_SECONDS
+        try:
+            self._write(text)
+        except Exception as error:  # noqa: BLE001 -- a start does not fail for want of news about it
+            log.warning("stage_not_noted", error=type(error).__name__)
+
+
+def start_sandbox(
+    runtime: Runtime, spec: SandboxSpec, *, timeout_seconds: float, notes: ProgressNotes
+) -> SandboxHandle:
+    """Make the sandbox; one that another worker has made for this attempt is taken as it is. Raises RunFailure."""
+    with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
+        return runtime.create(spec, timeout_seconds=max(0.1, timeout_seconds), on_progress=notes.note)
+
+
+def find_sandbox(runtime: Runtime | None, claimed: ClaimedAttempt) -> SandboxHandle:
+    """Find what another worker has made. Raises NodeLostError, RuntimeUnavailableError."""
+    if runtime is None:
+        raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime} any more")
+    handle = next((each for each in runtime.list() if each.name == claimed.sandbox_name), None)
+    if handle is None:
+        raise NodeLostError("its worker went away, and the sandbox with it")
+    return handle
+
+
+def remove_sandbox(runtime: Runtime, handle: SandboxHandle) -> bool:
+    """Remove it; False if it will not go now: the worker sweeps later."""
+    for pause in (0.2, 1.0, 0.0):
+        try:
+            runtime.remove(handle)
+        except RunFailure as error:
+            log.exception("sandbox_not_removed", sandbox=handle.name, error=error.message)
+            time.sleep(pause)
+        else:
+            return True
+    return False
+
+
+def to_sandbox_spec(
+    claimed: ClaimedAttempt,
+    spec: SessionSpec,
+    kept: KeptSandbox,
+    *,
+    box: SecretBox,
+    node_id: UUID,
+    session_id: UUID,
+) -> SandboxSpec:
+    """Say what the runtime has to make. Raises SealBrokenError for credentials that cannot be read."""
+    resources = spec.resources
+    auth = None
+    if kept.image_auth is not None:
+        secret = box.unseal(kept.image_auth, purpose=image_auth_purpose(claimed.trial_id)).decode()
+        auth = ImageAuth(*secret.split("\0", 1))
+    return SandboxSpec(
+        name=claimed.sandbox_name,
+        image=spec.image,
+        limits=ResourceLimits(
+            cpu_millicores=resources.cpu_millicores,
+            memory_bytes=resources.memory_bytes,
+            disk_bytes=resources.disk_bytes,
+            pids=resources.pids,
+            open_files=spec.open_files,
+            gpu=resources.gpu,
+        ),
+        env=spec.env,
+        labels={
+            "sandmill.trial": str(claimed.trial_id),
+            "sandmill.fence": str(claimed.fence),
+            "sandmill.node": str(node_id),
+            "sandmill.session": str(session_id),
+        },
+        # Nobody is judged by what runs here: its user may steer it in every way.
+        is_sealed=False,
+        is_writable=True,
+        entrypoint=spec.entrypoint or None,
+        image_auth=auth,
+        platform=spec.platform,
+        volumes=[_mount(volume) for volume in spec.volumes],
+        oci_runtime=spec.oci_runtime,
+    )
+
+
+def _mount(volume: Volume) -> VolumeMount:
+    claim = None
+    if volume.claim is not None:
+        claim = VolumeClaim(volume.claim, volume.is_made_if_missing, volume.is_removed_with_sandbox)
+    return VolumeMount(
+        name=volume.name,
+        mount_path=volume.mount_path,
+        host_path=volume.host_path,
+        claim=claim,
+        read_only=volume.is_read_only,
+        sub_path=volume.sub_path,
+    )

@@ -1,0 +1,82 @@
+"""Ends live sandboxes that nobody else ends: expired ones, and those whose trial has ended without them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+from sqlalchemy import Engine
+
+from core.logging import get_logger
+from models.states import Outcome
+from repositories.session_keeping import SessionKeepingRepository
+from repositories.trial_ending import TrialEndingRepository
+from services.early_ends import session_end
+
+__all__ = ["SessionSweeper"]
+
+log = get_logger(__name__)
+
+_ACTOR = "scheduler"
+_MESSAGES = {
+    "queue_timeout": "no node had room for it in time: look at its limits, its runtime, and the nodes there are",
+    "node_lost": "the node that ran it was lost, and what was in it with it",
+}
+
+
+class SessionSweeper:
+    """One in the installation is enough, two do no harm."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tell_nodes: Callable[[Mapping[UUID, Sequence[UUID]]], None],
+        tell: Callable[[UUID], None],
+    ) -> None:
+        """tell_nodes: called with what is to be ended, by node. tell: called with each sandbox that has changed."""
+        self._engine = engine
+        self._tell_nodes = tell_nodes
+        self._tell = tell
+
+    def run(self) -> int:
+        """Look once; gives how many were ended or begun to be ended."""
+        return self._expire() + self._end_orphaned()
+
+    def _expire(self) -> int:
+        with self._engine.begin() as connection:
+            keeping = SessionKeepingRepository(connection)
+            ids = [one.trial_id for one in keeping.expired()]
+            if not ids:
+                return 0
+            keeping.expire(ids, actor=_ACTOR)
+            met = TrialEndingRepository(connection).end_trials(ids, session_end("SANDBOX_EXPIRED"))
+        nodes: dict[UUID, list[UUID]] = {}
+        for trial in met:
+            if trial.node_id is not None:
+                nodes.setdefault(trial.node_id, []).append(trial.trial_id)
+        self._tell_nodes(nodes)
+        log.info("sandboxes_expired", count=len(ids))
+        return len(ids)
+
+    def _end_orphaned(self) -> int:
+        with self._engine.begin() as connection:
+            keeping = SessionKeepingRepository(connection)
+            orphaned = keeping.orphaned()
+            for one in orphaned:
+                code = one.code or one.state_reason or "unknown"
+                is_wanted = one.outcome == Outcome.CANCELLED
+                keeping.end(
+                    one.trial_id,
+                    reason=(one.state_reason or "SANDBOX_DELETED") if is_wanted else _reason(code),
+                    message=None if is_wanted else _MESSAGES.get(code, one.message),
+                    actor=_ACTOR,
+                    is_wanted=is_wanted,
+                )
+        for one in orphaned:
+            self._tell(one.trial_id)
+        return len(orphaned)
+
+
+def _reason(code: str) -> str:
+    return {"queue_timeout": "SANDBOX_NOT_SCHEDULED", "node_lost": "NODE_LOST"}.get(
+        code, "DOCKER::SANDBOX_START_FAILED"
+    )

@@ -1,0 +1,459 @@
+"""Keeps this node's live sandboxes: starts them, obeys what is wished of them, ends them. None holds a thread."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from core.errors import FailureClass, RunFailure, RuntimeUnavailableError, SandmillError
+from core.jsonb import to_jsonb
+from core.logging import get_logger
+from core.metrics import LIVE_SANDBOXES
+from core.sealing import SecretBox
+from models.states import AttemptState, Outcome
+from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from repositories.session_keeping import SessionKeepingRepository, Wish
+from repositories.trial_ending import TrialEndingRepository
+from runtimes.base import Runtime, SandboxHandle, SandboxStats
+from services.attempt_control import AttemptControl, StopReason
+from services.attempt_writes import AttemptWriter, DisownedError
+from services.early_ends import session_end
+from services.outcomes import CANCELLED, Failure
+from services.session_spec import KIND, SessionSpec
+from services.session_starting import (
+    ProgressNotes,
+    find_sandbox,
+    remove_sandbox,
+    start_sandbox,
+    to_sandbox_spec,
+)
+
+__all__ = ["SessionKeeper", "is_session"]
+
+log = get_logger(__name__)
+
+_POLL_SECONDS = 1.0
+"""Between two looks at wishes when nothing rings."""
+_EXPIRY_SLACK_SECONDS = 5.0
+"""The scheduler ends what has expired; so long after that the node does it by itself."""
+_LOOK_SECONDS = 3.0
+"""In so long all sandboxes are looked at once, whether they still run."""
+_ACTIONS_AT_ONCE = 8
+
+
+def is_session(claimed: ClaimedAttempt) -> bool:
+    """Whether an attempt is a live sandbox."""
+    return claimed.spec.get("kind") == KIND
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held."""
+
+    claimed: ClaimedAttempt
+    control: AttemptControl
+    session_id: UUID
+    runtime: Runtime
+    handle: SandboxHandle
+    is_busy: bool = False
+    is_paused: bool = False
+    obeyed: int = -1
+    looked_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why a sandbox is over. reason: as the wire tells it. failure None: its tenant wished it."""
+
+    reason: str
+    message: str | None = None
+    failure: Failure | None = None
+
+
+class SessionKeeper:
+    """All live sandboxes of one node; one thread looks after them, a few others act."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        runtimes: Mapping[str, Runtime],
+        *,
+        node_id: UUID,
+        box: SecretBox,
+        tell: Callable[[UUID], None],
+        on_end: Callable[[ClaimedAttempt], None],
+    ) -> None:
+        """box: opens registry credentials. tell: called with a sandbox's id after each change, for those who wait.
+
+        on_end: called when nothing of an attempt is left here.
+        """
+        self._engine = engine
+        self._statements = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._runtimes = runtimes
+        self._node_id = node_id
+        self._actor = f"worker:{node_id}"
+        self._box = box
+        self._tell = tell
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._live: dict[UUID, _Live] = {}
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._actions = ThreadPoolExecutor(_ACTIONS_AT_ONCE, thread_name_prefix="sandbox")
+        self._thread = threading.Thread(target=self._run, name="sandboxes", daemon=True)
+        self._expiry_at = 0.0
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        with self._lock:
+            return len(self._live)
+
+    def start(self) -> None:
+        """Begin to look after them."""
+        self._thread.start()
+
+    def stop(self, *, timeout_seconds: float = 30.0) -> None:
+        """Let what was asked to stop end, then end the threads."""
+        deadline = time.monotonic() + timeout_seconds
+        if self._thread.is_alive():
+            self.wake()
+            while len(self) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        self._actions.shutdown(wait=True, cancel_futures=True)
+
+    def wake(self) -> None:
+        """Look now: something was wished, or an attempt was asked to stop."""
+        self._wake.set()
+
+    def take(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> bool:
+        """Bring a claimed or adopted sandbox to run. True: it is kept here from now on. Never raises."""
+        writer = AttemptWriter(self._engine, control)
+        try:
+            return self._take(claimed, session_id, control, writer)
+        except DisownedError:
+            log.warning("sandbox_disowned", trial_id=str(claimed.trial_id), fence=claimed.fence)
+        except Exception as error:
+            log.exception("sandbox_not_taken", trial_id=str(claimed.trial_id), fence=claimed.fence)
+            with suppress(DisownedError, SQLAlchemyError):
+                self._write_end(
+                    claimed, session_id, control, _unknown(error), SandboxStats(), is_removed=False
+                )
+        return False
+
+    def _take(
+        self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl, writer: AttemptWriter
+    ) -> bool:
+        runtime = self._runtimes.get(claimed.runtime)
+        control.is_kept = runtime is not None and runtime.outlives
+        is_new = claimed.state == AttemptState.STARTING
+        try:
+            handle = (
+                self._make(claimed, session_id, writer, runtime) if is_new else find_sandbox(runtime, claimed)
+            )
+        except SandmillError as error:
+            end = _wanted_end(control) or _failed_start(error, is_new=is_new)
+            self._write_end(claimed, session_id, control, end, SandboxStats(), is_removed=True)
+            return False
+        if runtime is None:
+            raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
+        live = _Live(claimed, control, session_id, runtime, handle)
+        control.arm(lambda: runtime.remove(handle))
+        if not is_new:
+            with suppress(RunFailure):
+                live.is_paused = runtime.state(handle).phase == "paused"
+        try:
+            if is_new:
+                self._mark_running(live, writer)
+        except BaseException:
+            remove_sandbox(runtime, handle)
+            raise
+        with self._lock:
+            self._live[claimed.trial_id] = live
+        LIVE_SANDBOXES.set(len(self))
+        self._tell(claimed.trial_id)
+        # A wish or a stop that came meanwhile found nobody.
+        self.wake()
+        return True
+
+    def _make(
+        self, claimed: ClaimedAttempt, session_id: UUID, writer: AttemptWriter, runtime: Runtime | None
+    ) -> SandboxHandle:
+        if runtime is None:
+            raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
+        kept = writer.ask(lambda connection: SessionKeepingRepository(connection).details(claimed.trial_id))
+        if kept is None:
+            raise RuntimeUnavailableError("the record of this sandbox is gone")
+        spec = to_sandbox_spec(
+            claimed,
+            SessionSpec.from_json(claimed.spec),
+            kept,
+            box=self._box,
+            node_id=self._node_id,
+            session_id=session_id,
+        )
+
+        def note(text: str) -> None:
+            with self._statements.connect() as connection:
+                SessionKeepingRepository(connection).note_stage(
+                    claimed.trial_id, self._node_id, "CONTAINER_STARTING", text
+                )
+
+        return start_sandbox(
+            runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
+        )
+
+    def _mark_running(self, live: _Live, writer: AttemptWriter) -> None:
+        claimed = live.claimed
+        marked = writer.ask(
+            lambda connection: SessionKeepingRepository(connection).mark_running(
+                claimed, live.session_id, sandbox=live.handle.name
+            )
+        )
+        if not marked:
+            live.control.request(StopReason.DISOWNED)
+            raise DisownedError
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(_POLL_SECONDS)
+            self._wake.clear()
+            try:
+                self._look()
+            except SQLAlchemyError as error:
+                log.warning("wishes_not_read", error=str(error).splitlines()[0])
+            except Exception:
+                log.exception("sandboxes_not_looked_at")
+
+    def _look(self) -> None:
+        with self._lock:
+            idle = [live for live in self._live.values() if not live.is_busy]
+        for live in idle:
+            if live.control.stop.is_set():
+                self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
+        if idle or self._live:
+            self._obey()
+            self._look_whether_they_run(idle)
+            self._expire()
+
+    def _obey(self) -> None:
+        with self._statements.connect() as connection:
+            wishes = SessionKeepingRepository(connection).wishes(self._node_id)
+        for wish in wishes:
+            with self._lock:
+                live = self._live.get(wish.trial_id)
+            if live is None or live.is_busy or live.obeyed >= wish.wish_no:
+                continue
+            if wish.state == "Stopping":
+                live.control.request(StopReason.FORCE_CANCEL)
+                self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
+            else:
+                self._begin(live, lambda live=live, wish=wish: self._switch(live, wish))  # type: ignore[misc]
+
+    def _look_whether_they_run(self, idle: list[_Live]) -> None:
+        """Notice what ended by itself or by another's hand. A part at a time, so that each is asked now and then."""
+        now = time.monotonic()
+        for live in idle:
+            if live.is_busy or now - live.looked_at < _LOOK_SECONDS:
+                continue
+            live.looked_at = now
+            self._begin(live, lambda live=live: self._check(live))  # type: ignore[misc]
+
+    def _expire(self) -> None:
+        """End what the scheduler should have ended, if it is away."""
+        now = time.monotonic()
+        if now < self._expiry_at:
+            return
+        self._expiry_at = now + _EXPIRY_SLACK_SECONDS
+        with self._engine.begin() as connection:
+            keeping = SessionKeepingRepository(connection)
+            expired = [
+                one.trial_id
+                for one in keeping.expired(slack_seconds=_EXPIRY_SLACK_SECONDS, node_id=self._node_id)
+            ]
+            if expired:
+                keeping.expire(expired, actor=self._actor)
+                TrialEndingRepository(connection).end_trials(expired, session_end("SANDBOX_EXPIRED"))
+        if expired:
+            self.wake()
+
+    def _begin(self, live: _Live, action: Callable[[], None]) -> None:
+        live.is_busy = True
+
+        def act() -> None:
+            try:
+                action()
+            except Exception:
+                log.exception("sandbox_action_failed", trial_id=str(live.claimed.trial_id))
+            finally:
+                live.is_busy = False
+            if live.control.stop.is_set():
+                self.wake()
+
+        try:
+            self._actions.submit(act)
+        except RuntimeError:  # the pool is shut down: this process ends
+            live.is_busy = False
+
+    def _switch(self, live: _Live, wish: Wish) -> None:
+        """Pause or resume."""
+        pauses = wish.state == "Pausing"
+        try:
+            if pauses:
+                live.runtime.pause(live.handle)
+            else:
+                live.runtime.resume(live.handle)
+            live.is_paused = pauses
+            state, reason = ("Paused", "CONTAINER_PAUSED") if pauses else ("Running", "CONTAINER_RUNNING")
+            message = None
+        except SandmillError as error:
+            state = "Running" if pauses else "Paused"
+            reason = "DOCKER::SANDBOX_PAUSE_FAILED" if pauses else "DOCKER::SANDBOX_RESUME_FAILED"
+            message = error.message
+            log.warning("sandbox_not_switched", trial_id=str(wish.trial_id), error=error.message)
+        with self._statements.connect() as connection:
+            SessionKeepingRepository(connection).obeyed(wish, state, reason, message)
+        live.obeyed = wish.wish_no
+        self._tell(wish.trial_id)
+
+    def _check(self, live: _Live) -> None:
+        state = live.runtime.state(live.handle)
+        if state.phase in {"ended", "gone"} and not live.control.stop.is_set():
+            self._end(live, _died(state.exit_code, state.message, is_gone=state.phase == "gone"))
+
+    def _end(self, live: _Live, end: _End | None) -> None:
+        """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
+        stats = SandboxStats()
+        with suppress(RunFailure):
+            stats = live.runtime.stats(live.handle)
+        is_removed = remove_sandbox(live.runtime, live.handle)
+        try:
+            if end is not None and not live.control.disowned:
+                self._write_end(
+                    live.claimed, live.session_id, live.control, end, stats, is_removed=is_removed
+                )
+        except DisownedError:
+            log.warning("sandbox_disowned", trial_id=str(live.claimed.trial_id), fence=live.claimed.fence)
+        finally:
+            with self._lock:
+                self._live.pop(live.claimed.trial_id, None)
+            LIVE_SANDBOXES.set(len(self))
+            self._on_end(live.claimed)
+            self._tell(live.claimed.trial_id)
+
+    def _write_end(
+        self,
+        claimed: ClaimedAttempt,
+        session_id: UUID,
+        control: AttemptControl,
+        end: _End,
+        stats: SandboxStats,
+        *,
+        is_removed: bool,
+    ) -> None:
+        """Write the end of attempt, trial and session. If this stops in between, the scheduler writes the last."""
+        failure = end.failure or CANCELLED
+        attempt_end = AttemptEnd(
+            outcome=(Outcome.ERROR if end.failure else Outcome.CANCELLED).value,
+            reason=end.failure.code if end.failure else end.reason,
+            end_reason=end.reason,
+            failure=to_jsonb(failure.to_json()),
+            steps="[]",
+            grade=None,
+            usage=to_jsonb(
+                {
+                    "wall_seconds": round(claimed.elapsed_seconds, 3),
+                    "cpu_seconds": stats.cpu_seconds,
+                    "memory_peak_bytes": stats.memory_peak_bytes,
+                    "log_bytes": 0,
+                }
+            ),
+            rewards=None,
+            next_seq=0,
+            log_bytes=0,
+            truncated_bytes=0,
+            is_removed=is_removed,
+        )
+        writer = AttemptWriter(self._engine, control)
+        if not writer.ask(
+            lambda connection: AttemptRepository(connection).finish(claimed, session_id, attempt_end)
+        ):
+            raise DisownedError
+        writer.ask(
+            lambda connection: SessionKeepingRepository(connection).end(
+                claimed.trial_id,
+                reason=end.reason,
+                message=end.message,
+                actor=self._actor,
+                is_wanted=end.failure is None,
+            )
+        )
+        self._tell(claimed.trial_id)
+        log.info("sandbox_ended", trial_id=str(claimed.trial_id), reason=end.reason)
+
+
+def _wanted_end(control: AttemptControl) -> _End | None:
+    """Say why an attempt was asked to stop. None: it was not, or is not ours any more."""
+    match control.reason:
+        case None | StopReason.DISOWNED:
+            return None
+        case StopReason.SHUTDOWN:
+            message = "the node's worker was stopped, and its sandboxes with it"
+            return _End("NODE_STOPPED", message, _infra("worker_shutdown", message))
+        case StopReason.PREEMPT:
+            message = "its node is drained, and its sandboxes with it"
+            return _End("NODE_DRAINED", message, _infra("preempted", message))
+        case StopReason.DEADLINE:
+            message = "it was not running within its start timeout"
+            return _End("SANDBOX_START_TIMEOUT", message, _infra("start_timeout", message))
+        case _:
+            return _End("SANDBOX_DELETED")
+
+
+def _failed_start(error: SandmillError, *, is_new: bool) -> _End:
+    cls = error.failure_class if isinstance(error, RunFailure) else FailureClass.INFRA
+    reason = _REASONS.get(error.code, "DOCKER::SANDBOX_START_FAILED") if is_new else "SANDBOX_LOST"
+    return _End(reason, error.message, Failure(cls, error.code, error.message))
+
+
+def _died(exit_code: int | None, message: str, *, is_gone: bool) -> _End:
+    text = message or (
+        "the sandbox was removed by somebody else"
+        if is_gone
+        else f"its first process ended{'' if exit_code is None else f' with exit code {exit_code}'}"
+    )
+    return _End("CONTAINER_EXITED_ERROR", text, _infra("sandbox_died", text))
+
+
+def _unknown(error: Exception) -> _End:
+    message = f"{type(error).__name__}: {error}"
+    return _End("SANDBOX::INTERNAL_ERROR", message, _infra("unknown", message))
+
+
+def _infra(code: str, message: str) -> Failure:
+    return Failure(FailureClass.INFRA, code, message)
+
+
+_PULL = "DOCKER::SANDBOX_IMAGE_PULL_FAILED"
+_REASONS = {
+    "image_not_found": _PULL,
+    "platform_not_found": _PULL,
+    "registry_error": _PULL,
+    "registry_auth": _PULL,
+    "registry_rate_limited": _PULL,
+    "registry_tls": _PULL,
+    "registry_unreachable": _PULL,
+    "image_store_full": _PULL,
+    "spec_invalid": "SANDBOX::INVALID_PARAMETER",
+    "create_timeout": "SANDBOX_START_TIMEOUT",
+}
+"""What the wire calls failures of a start, by our code."""
