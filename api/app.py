@@ -149,7 +149,10 @@ def build_services(settings: Settings) -> ApiServices:
         wake=Wake(client),
         hub=LogHub(settings.redis_url.get_secret_value()),
         store=BlobStore(settings.home_path / "blobs"),
-        authenticator=Authenticator(engine),
+        authenticator=Authenticator(
+            engine,
+            configured_key=settings.server_api_key.get_secret_value() if settings.server_api_key else None,
+        ),
         failures=FailureLimiter(),
         checker=JobChecker(known_parsers(), [settings.runtime, *settings.runtimes]),
         metrics=ApiMetrics(engine),

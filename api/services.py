@@ -20,6 +20,7 @@ from core.config import Settings
 from core.errors import ForbiddenError, UnauthenticatedError
 from core.outbound import AddressGuard
 from core.sealing import SecretBox
+from core.secret_rules import is_loopback
 from services.batch_verbs import BatchVerbService
 from services.batches import BatchService
 from services.blobs import BlobService
@@ -153,6 +154,9 @@ def _key_holder(
     header: Annotated[str | None, Security(_header)],
 ) -> Principal | Operator:
     key = bearer.credentials if bearer is not None else header
+    if key is None and _may_come_without_key(request, services.settings):
+        request.state.api_key = None
+        return services.authenticator.anonymous()
     try:
         principal = services.authenticator.authenticate(key or "")
     except UnauthenticatedError:
@@ -161,6 +165,20 @@ def _key_holder(
         raise
     request.state.api_key = key
     return principal
+
+
+def _may_come_without_key(request: Request, settings: Settings) -> bool:
+    """Whether a call without a key acts for the default tenant: one by a program of this machine, if settings say so.
+
+    Not by a page in its browser, which any site could make call us: pages of others send an Origin, and those that had
+    a name of theirs lead here send it as Host.
+    """
+    if not settings.insecure_server or settings.server_api_key is not None:
+        return False
+    address = request.client.host if request.client else ""
+    return (
+        is_loopback(address) and "origin" not in request.headers and is_loopback(request.url.hostname or "")
+    )
 
 
 def _caller(request: Request, holder: Annotated[Principal | Operator, Depends(_key_holder)]) -> Principal:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-__all__ = ["ADDRESS_PATTERN", "RuntimeName", "Settings"]
+__all__ = ["ADDRESS_PATTERN", "RuntimeName", "Settings", "reachable_host"]
 
 ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 """host or host:port; an IPv6 address in brackets."""
@@ -31,11 +31,37 @@ class Settings(BaseSettings):
     home: Path = Field(default=Path("~/.sandmill"), description="Folder of all state of this node.")
     database_url: SecretStr = Field(
         validation_alias=AliasChoices("DATABASE_URL", "SANDMILL_DATABASE_URL"),
+        examples=["postgresql://user:password@127.0.0.1:5432/sandmill"],
         description="postgresql://user:password@host:port/database",
     )
     redis_url: SecretStr = Field(
         validation_alias=AliasChoices("REDIS_URL", "SANDMILL_REDIS_URL"),
+        examples=["redis://:password@127.0.0.1:6379/0"],
         description="redis://:password@host:port/0",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", description="Where scheduler and worker tell their metrics, if they have a port."
+    )
+    scheduler_metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        examples=[9101],
+        description="Port of the scheduler's /metrics. Default: not served.",
+    )
+    worker_metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        examples=[9102],
+        description="Port of the worker's /metrics. Default: not served.",
+    )
+
+    secret_key: SecretStr | None = Field(
+        default=None,
+        min_length=32,
+        examples=["of: openssl rand -hex 32"],
+        description="Seals the secrets of webhooks in the database; the same for API and scheduler.",
     )
     log_format: Literal["json", "console"] = Field(
         default="json", description="json: a line per event for programs; console: for people."
@@ -44,29 +70,42 @@ class Settings(BaseSettings):
         default="info", description="debug, info, warning or error."
     )
 
-    metrics_host: str = Field(
-        default="127.0.0.1", description="Where scheduler and worker tell their metrics, if they have a port."
-    )
-    scheduler_metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port of the scheduler's /metrics. Default: not served."
-    )
-    worker_metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port of the worker's /metrics. Default: not served."
-    )
-
-    secret_key: SecretStr | None = Field(
-        default=None,
-        min_length=32,
-        description="Seals the secrets of webhooks in the database; the same for API and scheduler.",
-    )
-    webhook_allowed_networks: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        examples=["10.0.0.0/8"],
-        description="Networks webhooks may go to beside the public internet, also by plain http: a JSON list of CIDR.",
-    )
-
     api_host: str = Field(default="127.0.0.1", description="Where an API that runs alone listens.")
     api_port: int = Field(default=8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
+    public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$",
+        examples=["https://sandmill.example.org"],
+        description=(
+            "How clients reach the API, for the links in webhooks and endpoints by way of it. Default: paths alone, "
+            "and the host that a request names."
+        ),
+    )
+    server_api_key: SecretStr | None = Field(
+        default=None,
+        validation_alias=AliasChoices("SANDMILL_SERVER_API_KEY", "OPENSANDBOX_SERVER_API_KEY"),
+        examples=["of: openssl rand -hex 24"],
+        description="A key of the tenant `default`, of any form, beside those in the database. Default: none.",
+    )
+    insecure_server: bool = Field(
+        default=False,
+        validation_alias=AliasChoices("SANDMILL_INSECURE_SERVER", "OPENSANDBOX_INSECURE_SERVER"),
+        description="Let programs of this machine act for the tenant `default` without a key.",
+    )
+    # Longer than load balancers keep theirs: whoever closes first never meets a request on its way.
+    api_keep_alive_seconds: int = Field(
+        default=65, ge=1, le=3600, description="So long an idle connection is kept."
+    )
+    api_limit_concurrency: int = Field(
+        default=0, ge=0, description="Most connections and requests at a time, then 503; 0: no limit."
+    )
+    # An open stream of logs would hold a stop for ever.
+    api_graceful_shutdown_seconds: int = Field(
+        default=3, ge=0, le=600, description="What runs at a stop is cut after so long."
+    )
+    api_backlog: int = Field(
+        default=2048, ge=1, le=65535, description="Most connections that wait to be accepted."
+    )
     # 10 connections serve the 40 threads of the request pool: a request holds one for milliseconds.
     api_pool_size: int = Field(
         default=10, ge=1, le=200, description="Database connections of one API; creates get two thirds."
@@ -95,6 +134,7 @@ class Settings(BaseSettings):
     max_sandbox_timeout_seconds: int | None = Field(
         default=None,
         ge=60,
+        examples=[86400],
         description="Longest timeout a sandbox may be made with or renewed to. Default: any.",
     )
     # Sandboxes that wait for a person or a model use a tenth of what they may use, and far less CPU.
@@ -130,41 +170,6 @@ class Settings(BaseSettings):
     )
     claim_timeout_seconds: float = Field(default=30.0, gt=0, description="Dispatched to claimed.")
 
-    public_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$",
-        examples=["https://sandmill.example.org"],
-        description="How clients reach the API, for the links in webhooks. Default: links are paths alone.",
-    )
-    webhook_parallel: int = Field(
-        default=16, ge=2, le=128, description="Webhooks on their way at a time; one receiver gets a quarter."
-    )
-    webhook_timeout_seconds: float = Field(
-        default=15.0, gt=0, le=60, description="A receiver that takes longer is tried again later."
-    )
-    retention_batch_days: float = Field(
-        default=30.0,
-        gt=0,
-        description="A finished batch goes to the history after so long, with jobs, trials, attempts and artifacts.",
-    )
-    retention_artifact_days: float = Field(
-        default=30.0, gt=0, description="Artifacts are removed so long after they were kept."
-    )
-    retention_log_days: float = Field(
-        default=30.0,
-        gt=0,
-        description="A month's logs go when its last trial has been finished for so long.",
-    )
-    retention_history_days: float = Field(
-        default=400.0, gt=0, description="A month's history, and its events, go so long after that month."
-    )
-    retention_delivery_days: float = Field(
-        default=14.0, gt=0, description="Webhook deliveries, and times of schedules, are listed for so long."
-    )
-    retention_blob_days: float = Field(
-        default=7.0, ge=0.1, description="A blob that nothing uses is kept so long after it was last sent."
-    )
-
     # A minute lets what is small go first as long as that costs the large nothing that matters.
     hold_seconds: float = Field(
         default=60.0,
@@ -192,6 +197,41 @@ class Settings(BaseSettings):
         description="So long a trial of a tenant below its guaranteed share waits for room.",
     )
 
+    webhook_allowed_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        examples=["10.0.0.0/8"],
+        description="Networks webhooks may go to beside the public internet, also by plain http: a JSON list of CIDR.",
+    )
+    webhook_parallel: int = Field(
+        default=16, ge=2, le=128, description="Webhooks on their way at a time; one receiver gets a quarter."
+    )
+    webhook_timeout_seconds: float = Field(
+        default=15.0, gt=0, le=60, description="A receiver that takes longer is tried again later."
+    )
+
+    retention_batch_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="A finished batch goes to the history after so long, with jobs, trials, attempts and artifacts.",
+    )
+    retention_artifact_days: float = Field(
+        default=30.0, gt=0, description="Artifacts are removed so long after they were kept."
+    )
+    retention_log_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="A month's logs go when its last trial has been finished for so long.",
+    )
+    retention_history_days: float = Field(
+        default=400.0, gt=0, description="A month's history, and its events, go so long after that month."
+    )
+    retention_delivery_days: float = Field(
+        default=14.0, gt=0, description="Webhook deliveries, and times of schedules, are listed for so long."
+    )
+    retention_blob_days: float = Field(
+        default=7.0, ge=0.1, description="A blob that nothing uses is kept so long after it was last sent."
+    )
+
     # 60 s outlives a database failover; the worker stops its sandboxes 10 s before the lease lapses.
     lease_seconds: float = Field(
         default=60.0, gt=0, description="How long a worker that is not heard is believed alive."
@@ -210,14 +250,6 @@ class Settings(BaseSettings):
         min_length=1,
         description="Runtimes this node offers: a JSON list of local, docker and fake.",
     )
-    local_executor: Literal["auto", "zygote", "bwrap"] = Field(
-        default="auto",
-        description="What starts local sandboxes: auto is the zygote for root, bwrap for everyone else.",
-    )
-    local_disk: Literal["memory", "file"] = Field(
-        default="memory",
-        description="Where files of local sandboxes live: file takes no memory, and needs root and mkfs.ext4.",
-    )
     worker_slots: int = Field(default=8, ge=1, le=128, description="Attempts at a time on this worker.")
     worker_pool_size: int = Field(
         default=6, ge=1, le=64, description="Database connections of one worker, beside the heartbeat's."
@@ -225,11 +257,13 @@ class Settings(BaseSettings):
     worker_cpu_millicores: int | None = Field(
         default=None,
         ge=100,
+        examples=[4000],
         description="CPU handed out to sandboxes, 1000 a core. Default: all cores, twice over.",
     )
     worker_memory_bytes: int | None = Field(
         default=None,
         ge=64 << 20,
+        examples=[8589934592],
         description="Memory handed out to sandboxes. Default: 80 % of the memory.",
     )
     canary_seconds: float = Field(
@@ -247,6 +281,15 @@ class Settings(BaseSettings):
     celery_task_events: bool = Field(
         default=False,
         description="Let Flower see every bell; a quarter of the worker's cost of an empty trial.",
+    )
+
+    local_executor: Literal["auto", "zygote", "bwrap"] = Field(
+        default="auto",
+        description="What starts local sandboxes: auto is the zygote for root, bwrap for everyone else.",
+    )
+    local_disk: Literal["memory", "file"] = Field(
+        default="memory",
+        description="Where files of local sandboxes live: file takes no memory, and needs root and mkfs.ext4.",
     )
 
     docker_pull: bool = Field(default=True, description="Fetch images that the engine does not have.")
@@ -293,10 +336,28 @@ class Settings(BaseSettings):
     def _read_list(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _read_level(cls, value: Any) -> Any:
+        """Take the names of Python's levels, too."""
+        level = value.lower() if isinstance(value, str) else value
+        return {"warn": "warning", "critical": "error"}.get(level, level) if isinstance(level, str) else level
+
+    @field_validator("server_api_key", mode="before")
+    @classmethod
+    def _read_key(cls, value: Any) -> Any:
+        """Take an empty key for none."""
+        return None if value == "" else value
+
+    @property
+    def api_clients_address(self) -> str | None:
+        """`host[:port][/path]` by which clients reach the API; None: as the request says."""
+        return None if self.public_url is None else self.public_url.partition("://")[2].rstrip("/")
+
     @property
     def ingress_clients_address(self) -> str:
         """`host:port` by which clients reach the ingress of this node, told with every endpoint."""
-        address = self.ingress_address or _reachable(self.ingress_host)
+        address = self.ingress_address or reachable_host(self.ingress_host)
         has_port = address.rpartition("]")[2].count(":") == 1
         return address if has_port else f"{address}:{self.ingress_port}"
 
@@ -306,8 +367,8 @@ class Settings(BaseSettings):
         return self.home.expanduser()
 
 
-def _reachable(host: str) -> str:
-    """Give an address to call for one to listen on."""
+def reachable_host(host: str) -> str:
+    """Give the address by which this machine reaches what listens on host; IPv6 in brackets."""
     if host in {"", "0.0.0.0", "::", "*"}:  # noqa: S104 -- to be told apart, not to be used
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

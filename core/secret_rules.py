@@ -5,13 +5,25 @@ password can ring, delay and drop bells. So this holds on a developer's machine,
 servers with passwords of their own.
 """
 
+import ipaddress
+import os
+import re
+import sys
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from core.config import Settings
-from core.environment import settings_or_exit
+from core.config_file import read_config_file
+from core.environment import settings_or_exit, told_name
 from core.errors import SettingError
 
-__all__ = ["check_password", "check_secret_key", "check_store_url", "program_settings"]
+__all__ = [
+    "check_keys",
+    "check_password",
+    "check_store_url",
+    "is_loopback",
+    "key_warnings",
+    "program_settings",
+]
 
 _WELL_KNOWN = frozenset(
     {
@@ -28,27 +40,65 @@ _WELL_KNOWN = frozenset(
     }
     | {"root", "sandmill", "secret", "test"}
 )
+_SHORT_KEY_CHARACTERS = 16
+
 _FEWEST_CHARACTERS = 8
 """Different ones in a key of 32 or more: `openssl rand -hex 32` has fewer once in 10^17 times."""
 
 
 def program_settings(program: str) -> Settings:
-    """Read the environment for a program that has just started; what it must not start with ends it with one line."""
+    """Read the settings of a program that has just started; what it must not start with ends it with one line.
+
+    What the configuration file says in vain is told on stderr.
+    """
     settings = settings_or_exit(Settings, program=program)
     try:
-        check_store_url("DATABASE_URL", settings.database_url.get_secret_value())
-        check_store_url("REDIS_URL", settings.redis_url.get_secret_value())
-        check_secret_key(settings)
+        check_store_url(told_name(Settings, "database_url"), settings.database_url.get_secret_value())
+        check_store_url(told_name(Settings, "redis_url"), settings.redis_url.get_secret_value())
+        check_keys(settings)
     except SettingError as error:
         raise SystemExit(f"{program}: {error.message}") from None
+    for line in (*read_config_file(os.environ).warnings, *key_warnings(settings)):
+        sys.stderr.write(f"{program}: {line}\n")
     return settings
 
 
-def check_secret_key(settings: Settings) -> None:
-    """Refuse a key that anybody could guess. Raises SettingError, which never shows its value."""
+def check_keys(settings: Settings) -> None:
+    """Refuse keys that anybody could guess, and an open door. Raises SettingError, which never shows a key."""
     key = settings.secret_key
     if key is not None and len(set(key.get_secret_value())) < _FEWEST_CHARACTERS:
-        raise SettingError("SANDMILL_SECRET_KEY: must be random, e.g. of `openssl rand -hex 32`")
+        name = told_name(Settings, "secret_key")
+        raise SettingError(f"{name}: must be random, e.g. of `openssl rand -hex 32`")
+    if settings.server_api_key is not None:
+        name, text = told_name(Settings, "server_api_key"), settings.server_api_key.get_secret_value()
+        if not re.fullmatch(r"[!-~]+", text):
+            raise SettingError(
+                f"{name}: must be of ASCII characters without blanks, as a header can hold them"
+            )
+        check_password(name, "", text, what="key")
+    elif settings.insecure_server and not is_loopback(settings.api_host):
+        message = (
+            f"{told_name(Settings, 'insecure_server')}: the API listens on {settings.api_host}, where anybody could "
+            "run code: set [server] api_key, or [server] host to 127.0.0.1"
+        )
+        raise SettingError(message)
+
+
+def key_warnings(settings: Settings) -> list[str]:
+    """Tell of a key that is let pass and should not be kept."""
+    key = settings.server_api_key
+    if key is None or len(key.get_secret_value()) >= _SHORT_KEY_CHARACTERS:
+        return []
+    name = told_name(Settings, "server_api_key")
+    return [f"{name}: is short enough to be guessed: make one by `openssl rand -hex 24`"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach what listens there."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_store_url(name: str, url: str) -> None:
@@ -80,7 +130,7 @@ def check_store_url(name: str, url: str) -> None:
     check_password(name, unquote(parts.username or ""), password)
 
 
-def check_password(name: str, user: str, password: str) -> None:
+def check_password(name: str, user: str, password: str, *, what: str = "password") -> None:
     """Refuse a password that everybody knows, or that the user's name gives away. Raises SettingError."""
     if password.lower() in _WELL_KNOWN or password in {"", user}:
-        raise SettingError(f"{name}: must have a password of its own, not one that everybody knows")
+        raise SettingError(f"{name}: must have a {what} of its own, not one that everybody knows")

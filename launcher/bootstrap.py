@@ -17,7 +17,6 @@ from services import tenants
 
 __all__ = ["create_admin_key", "create_api_key", "ensure_api_key", "migrate"]
 
-_TENANT = "default"
 _SECRET = "api_key"  # noqa: S105 -- the name of a file
 
 
@@ -34,10 +33,12 @@ def ensure_api_key(database_url: str, home: Home) -> str:
     stored = home.read_secret(_SECRET)
     if stored is not None:
         try:
-            return create_api_key(database_url, tenant=_TENANT, name="local", key=stored)
+            return create_api_key(database_url, tenant=tenants.DEFAULT_TENANT, name="local", key=stored)
         except (ConflictError, InvalidRequestError):
             pass
-    return home.write_secret(_SECRET, create_api_key(database_url, tenant=_TENANT, name="local"))
+    return home.write_secret(
+        _SECRET, create_api_key(database_url, tenant=tenants.DEFAULT_TENANT, name="local")
+    )
 
 
 def create_api_key(database_url: str, *, tenant: str, name: str, key: str | None = None) -> str:

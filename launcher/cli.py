@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -11,16 +13,19 @@ from core.config import Settings
 from core.environment import read_settings
 from core.errors import SandmillError
 from core.secret_rules import check_password
-from launcher.config import check_program_settings, read_launcher_settings
+from launcher.config import check_program_settings, config_warnings, read_launcher_settings
+from launcher.config_option import ConfigOption
 from launcher.errors import StartupError
 from launcher.health import FLOWER_PORT, Part, check_health
 from launcher.images import image_app
-from launcher.programs import COMMANDS, api_command, child_environment, flower_command
+from launcher.programs import COMMANDS, api_command, api_options, child_environment, flower_command
+from launcher.samples import Example, write_sample
 
 if TYPE_CHECKING:
     from launcher.stack import Stack
 
 __all__ = ["app", "main"]
+
 
 app = typer.Typer(
     help="Run Sandmill: everything on this machine with `up`, or one program of it.",
@@ -41,20 +46,18 @@ def up(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON line.")] = False,
     flower: Annotated[bool, typer.Option(help="Also start Flower, which shows the workers.")] = True,
+    _config: ConfigOption = None,
 ) -> None:
     """Start everything on this machine and stay until SIGINT or SIGTERM."""
-    from launcher.stack import Stack, StackConfig  # noqa: PLC0415 -- the other commands need none of it
+    from launcher.stack import Stack, stack_config  # noqa: PLC0415 -- the other commands need none of it
     from launcher.termination import Termination  # noqa: PLC0415
 
+    programs = check_program_settings()
     settings = read_launcher_settings()
-    check_program_settings()
-    config = StackConfig(
-        home=settings.home,
-        api_port=settings.api_port if port is None else port,
-        database_url=settings.database_url.get_secret_value() if settings.database_url else None,
-        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
-        with_flower=flower,
-    )
+    if port is not None:
+        settings = settings.model_copy(update={"api_port": port})
+    _tell(config_warnings(programs))
+    config = stack_config(settings, programs, with_flower=flower)
     with Termination() as termination:
         try:
             with Stack(config, is_hurried=termination.is_hurried) as stack:
@@ -65,8 +68,22 @@ def up(
             return
 
 
+@app.command("init-config")
+def init_config(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("sandmill.toml"),
+    example: Annotated[
+        Example,
+        typer.Option(help="What it is for: sandboxes without a container engine, with one, or compose."),
+    ] = Example.LOCAL,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a configuration file with every setting and its meaning; only its owner may read it."""
+    written = write_sample(path, example, is_forced=force)
+    typer.echo(f"wrote {written}")
+
+
 @app.command()
-def migrate() -> None:
+def migrate(_config: ConfigOption = None) -> None:
     """Bring the database to the newest schema."""
     from launcher.bootstrap import migrate as run_migrations  # noqa: PLC0415
     from launcher.external import check_external_postgres  # noqa: PLC0415
@@ -81,6 +98,7 @@ def create_key(
     admin: Annotated[
         bool, typer.Option("--admin", help="A key of an operator, for /v1/admin; it acts for no tenant.")
     ] = False,
+    _config: ConfigOption = None,
 ) -> None:
     """Make an API key and print it: the only time it can be seen."""
     from launcher.bootstrap import create_admin_key, create_api_key  # noqa: PLC0415
@@ -93,12 +111,13 @@ def create_key(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(_config: ConfigOption = None) -> None:
     """Check what this machine can do, one line each; exit code 1 when something needed is missing."""
     from launcher.doctor import Mark, examine  # noqa: PLC0415
 
+    programs = check_program_settings()
     settings = read_launcher_settings()
-    check_program_settings()
+    _tell(config_warnings(programs))
     failed = False
     for finding in examine(settings):
         typer.echo(str(finding))
@@ -121,6 +140,7 @@ def verify(  # noqa: PLR0917 -- each is an option of the command
     window: Annotated[
         float, typer.Option(min=1.0, help="Seconds back to which starts are judged by quotas.")
     ] = 3600.0,
+    _config: ConfigOption = None,
 ) -> None:
     """Check that all rows in the database fit together; exit code 1 when some do not. Changes nothing."""
     from launcher.verify import VerifyOptions  # noqa: PLC0415 -- the other commands need none of it
@@ -138,22 +158,22 @@ def verify(  # noqa: PLR0917 -- each is an option of the command
 
 
 @app.command()
-def api() -> None:
-    """Run the API alone, with all settings from the environment."""
+def api(_config: ConfigOption = None) -> None:
+    """Run the API alone, with the settings of the environment and the configuration file."""
     settings = read_settings(Settings)
-    _become(api_command(settings.api_host, settings.api_port))
+    _become(api_command(settings.api_host, settings.api_port, api_options(settings)))
 
 
 @app.command()
-def scheduler() -> None:
-    """Run the scheduler alone, with all settings from the environment."""
+def scheduler(_config: ConfigOption = None) -> None:
+    """Run the scheduler alone, with the settings of the environment and the configuration file."""
     read_settings(Settings)
     _become(COMMANDS["scheduler"])
 
 
 @app.command()
-def worker() -> None:
-    """Run one worker alone, with all settings from the environment."""
+def worker(_config: ConfigOption = None) -> None:
+    """Run one worker alone, with the settings of the environment and the configuration file."""
     read_settings(Settings)
     _become(COMMANDS["worker"])
 
@@ -161,7 +181,8 @@ def worker() -> None:
 @app.command()
 def flower(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = FLOWER_PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = FLOWER_PORT,
+    _config: ConfigOption = None,
 ) -> None:
     """Run Flower alone; user and password come from FLOWER_BASIC_AUTH (`user:password`), which must be set."""
     read_settings(Settings)
@@ -175,7 +196,10 @@ def flower(
 
 
 @app.command()
-def health(part: Annotated[Part, typer.Argument(help="Which program, run with the same settings.")]) -> None:
+def health(
+    part: Annotated[Part, typer.Argument(help="Which program, run with the same settings.")],
+    _config: ConfigOption = None,
+) -> None:
     """Exit with 0 if the program works, with 1 and a line if not: for health checks of a container engine."""
     check_health(part, read_settings(Settings))
 
@@ -202,6 +226,11 @@ def _print_addresses(stack: "Stack", *, as_json: bool) -> None:
         line = f"Sandmill is up: api {stack.api_url}  key {stack.api_key}{flower_part}  (Ctrl-C stops it)"
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def _tell(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"sandmill: {line}\n")
 
 
 def _fail(message: str) -> NoReturn:

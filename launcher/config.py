@@ -1,17 +1,19 @@
-"""What the launcher itself reads from the environment."""
+"""What the launcher itself reads from the environment and the configuration file."""
 
+import os
 from pathlib import Path
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.config import Settings
+from core.config_file import read_config_file
 from core.environment import read_settings
 from core.errors import SettingError
-from core.secret_rules import check_secret_key
+from core.secret_rules import check_keys, key_warnings
 from launcher.errors import StartupError
 
-__all__ = ["LauncherSettings", "check_program_settings", "read_launcher_settings"]
+__all__ = ["LauncherSettings", "check_program_settings", "config_warnings", "read_launcher_settings"]
 
 
 class LauncherSettings(BaseSettings):
@@ -37,6 +39,7 @@ class LauncherSettings(BaseSettings):
         validation_alias=AliasChoices("DOCKER_CONFIG", "SANDMILL_DOCKER_CONFIG"),
         description="Folder of the config.json in which `docker login` saves credentials of registries.",
     )
+    api_host: str = Field(default="127.0.0.1", description="Where the API listens.")
     api_port: int = Field(default=8080, ge=0, le=65535, description="0 picks a free one.")
 
 
@@ -48,12 +51,19 @@ def read_launcher_settings() -> LauncherSettings:
         raise StartupError(error.message) from None
 
 
-def check_program_settings() -> None:
-    """Read what the programs of the stack will read, both URLs aside. Raises StartupError that names the variable.
+def check_program_settings() -> Settings:
+    """Read what the programs of the stack will read, both URLs aside. Raises StartupError that names what is wrong.
 
     For whoever starts them, before anything else: a database takes seconds, and a program's own words end in its log.
     """
     try:
-        check_secret_key(read_settings(Settings, database_url="postgresql:", redis_url="redis:"))
+        settings = read_settings(Settings, database_url="postgresql:", redis_url="redis:")
+        check_keys(settings)
     except SettingError as error:
         raise StartupError(error.message) from None
+    return settings
+
+
+def config_warnings(settings: Settings) -> list[str]:
+    """Give what a person should know of settings that are let pass, one line each."""
+    return [*read_config_file(os.environ).warnings, *key_warnings(settings)]

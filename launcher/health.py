@@ -3,7 +3,7 @@
 from enum import StrEnum
 from uuid import UUID
 
-from core.config import Settings
+from core.config import Settings, reachable_host
 from launcher.errors import StartupError
 from launcher.probes import DatabaseProbe, answers_ok
 
@@ -29,7 +29,7 @@ def check_health(part: Part, settings: Settings) -> None:
 
 def _is_healthy(part: Part, settings: Settings) -> bool:
     if part is Part.API:
-        return answers_ok(settings.api_port, "/readyz")
+        return answers_ok(settings.api_port, "/readyz", host=reachable_host(settings.api_host))
     if part is Part.FLOWER:
         return answers_ok(FLOWER_PORT, "/healthcheck")
     probe = DatabaseProbe(settings.database_url.get_secret_value())

@@ -10,6 +10,7 @@ import typer
 
 from core.environment import read_settings
 from launcher.config import LauncherSettings
+from launcher.config_option import ConfigOption
 
 if TYPE_CHECKING:
     from runtimes.local.images import ImageStore, PullProgress, StoredImage
@@ -27,6 +28,7 @@ def import_image(
         Path, typer.Argument(help="Root file system as tar, OCI layout, or archive of docker save.")
     ],
     name: Annotated[str | None, typer.Option(help="Its name here, e.g. tools:1; default: its own.")] = None,
+    _config: ConfigOption = None,
 ) -> None:
     """Store an image from a file or folder; tars may be compressed with gzip, zstd or xz."""
     image = _open_store().import_archive(path, name=name)
@@ -45,6 +47,7 @@ def pull_image(
     platform: Annotated[
         str | None, typer.Option(help="E.g. linux/arm64; default: that of this machine.")
     ] = None,
+    _config: ConfigOption = None,
 ) -> None:
     """Fetch an image from its registry. A password is never taken from the command line, where all can read it."""
     if (username is None) == password_stdin:
@@ -59,6 +62,7 @@ def pull_image(
 @image_app.command("list")
 def list_images(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    _config: ConfigOption = None,
 ) -> None:
     """List the images, by name."""
     images = _open_store().list()
@@ -70,7 +74,10 @@ def list_images(
 
 
 @image_app.command("remove")
-def remove_image(name: Annotated[str, typer.Argument(help="Name or digest, as `list` shows it.")]) -> None:
+def remove_image(
+    name: Annotated[str, typer.Argument(help="Name or digest, as `list` shows it.")],
+    _config: ConfigOption = None,
+) -> None:
     """Remove an image; what a running sandbox uses of it goes when that ends."""
     _open_store().remove(name)
 

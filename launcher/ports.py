@@ -1,5 +1,6 @@
 """TCP ports on the loopback address."""
 
+import errno
 import socket
 
 from launcher.errors import StartupError
@@ -29,16 +30,25 @@ def is_port_free(port: int) -> bool:
         return True
 
 
-def check_port_is_free(port: int, *, purpose: str) -> None:
+def check_port_is_free(port: int, *, purpose: str, host: str = LOOPBACK) -> None:
     """Raise StartupError when something listens on the port, or this user may not."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((host, port))
         except PermissionError:
             message = f"this user may not listen on port {port} for the {purpose}: choose one above 1023 with --port"
             raise StartupError(message) from None
+        except socket.gaierror as error:
+            raise StartupError(
+                f"{host} is no address for the {purpose} to listen on: {error.strerror}"
+            ) from None
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise StartupError(
+                    f"{host} is no address of this machine for the {purpose} to listen on"
+                ) from None
             message = (
                 f"port {port} for the {purpose} is taken ({error.strerror}): "
                 "stop what listens there or choose another one with --port (0 picks a free one)"

@@ -13,9 +13,9 @@ __all__ = ["DatabaseProbe", "answers_ok"]
 _TIMEOUT_SECONDS = 1.0
 
 
-def answers_ok(port: int, path: str) -> bool:
-    """GET a path of a loopback server and say whether the status is 200. Proxy settings do not matter."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=_TIMEOUT_SECONDS)
+def answers_ok(port: int, path: str, *, host: str = LOOPBACK) -> bool:
+    """GET a path of a server of this machine and say whether the status is 200. Proxy settings do not matter."""
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)
         return connection.getresponse().status == 200

@@ -3,14 +3,16 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from core.config import Settings
+from core.config_file import CONFIG_VARIABLE, find_config_file
 from launcher.children import ChildSpec
 from launcher.service import Service
 from launcher.state import Home
 
-__all__ = ["COMMANDS", "Program", "api_command", "child_environment", "flower_command"]
+__all__ = ["COMMANDS", "Program", "api_command", "api_options", "child_environment", "flower_command"]
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "scheduler": (sys.executable, "-m", "scheduler"),
@@ -19,13 +21,24 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 """Programs that take all they need from the environment."""
 
 
-def api_command(host: str, port: int) -> tuple[str, ...]:
-    """Uvicorn for the API. An open log stream would hold a stop for ever, so it is cut after 3 s."""
+def api_command(host: str, port: int, options: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Uvicorn for the API. options: of `api_options`; None: those of the default settings."""
     return (
         *(sys.executable, "-m", "uvicorn", "api.app:create_app", "--factory"),
         *("--host", host, "--port", str(port)),
-        *("--timeout-graceful-shutdown", "3", "--timeout-keep-alive", "65"),
+        *(_DEFAULT_API_OPTIONS if options is None else options),
         *("--no-access-log", "--no-server-header", "--log-level", "warning"),
+    )
+
+
+def api_options(settings: Settings) -> tuple[str, ...]:
+    """Give what the settings say about the server of the API, as options of Uvicorn."""
+    limit = settings.api_limit_concurrency
+    return (
+        *("--timeout-graceful-shutdown", str(settings.api_graceful_shutdown_seconds)),
+        *("--timeout-keep-alive", str(settings.api_keep_alive_seconds)),
+        *("--backlog", str(settings.api_backlog)),
+        *(("--limit-concurrency", str(limit)) if limit else ()),
     )
 
 
@@ -41,8 +54,11 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     """Environment of a Python child: ours with overrides, able to import what we can."""
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
+    config = find_config_file(os.environ)
     return {
         **os.environ,
+        # By its whole path: the child may have another working directory, and shall read what we have read.
+        **({CONFIG_VARIABLE: str(config)} if config else {}),
         "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root,
         "PYTHONUNBUFFERED": "1",
         # Not from the working directory: a folder there may be named like one of our packages.
@@ -92,3 +108,10 @@ class Program(Service):
     def is_ready(self) -> bool:
         """Ask the probe."""
         return self.child is not None and self._probe(self.child.pid)
+
+
+_DEFAULT_API_OPTIONS = api_options(
+    Settings.model_construct(
+        **{name: field.default for name, field in Settings.model_fields.items() if name.startswith("api_")}
+    )
+)

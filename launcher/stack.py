@@ -1,33 +1,35 @@
 """The whole stack as children of this process: started in order, watched, stopped in order."""
 
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from core.config import Settings, reachable_host
 from launcher.bootstrap import ensure_api_key, migrate
+from launcher.config import LauncherSettings
 from launcher.external import check_external_postgres, check_external_redis
 from launcher.logs import bound_log, rotate_log
 from launcher.ports import LOOPBACK, check_port_is_free, find_free_port
 from launcher.postgres import EmbeddedPostgres
 from launcher.probes import DatabaseProbe, answers_ok
-from launcher.programs import COMMANDS, Program, api_command, child_environment, flower_command
+from launcher.programs import COMMANDS, Program, api_command, api_options, child_environment, flower_command
 from launcher.service import Service, stop_services, wait_until_ready
 from launcher.state import Home
 from launcher.supervisor import Supervisor
 from launcher.valkey import EmbeddedValkey
 from workers.watching import end_sandboxes
 
-__all__ = ["Stack", "StackConfig"]
+__all__ = ["Stack", "StackConfig", "stack_config"]
 
 _FLOWER_USER = "sandmill"
 _SECRET_KEY = "SANDMILL_SECRET_KEY"  # noqa: S105 -- a name
+_KEYS = {_SECRET_KEY, "SANDMILL_SERVER_API_KEY", "OPENSANDBOX_SERVER_API_KEY"}
 _WATCH_SECONDS = 0.2
 _END_SECONDS = 10.0
 """For the watchdog to kill and remove what a killed worker left."""
@@ -39,16 +41,35 @@ _LOG_CHECK_SECONDS = 10.0
 class StackConfig:
     """What to start.
 
-    api_port: 0 picks a free one. database_url, redis_url: external servers, nothing of ours is started for them.
+    api_host: where the API listens. api_port: 0 picks a free one. api_options: see `launcher.programs.api_options`.
+    database_url, redis_url: external servers, nothing of ours is started for them.
+    has_secret_key: whether the settings of the programs name one; else they have that of the home.
     environment: settings of the programs as environment variables, e.g. {"SANDMILL_WORKER_SLOTS": "4"}.
     """
 
     home: Path
+    api_host: str = LOOPBACK
     api_port: int = 0
+    api_options: Sequence[str] | None = None
     database_url: str | None = None
     redis_url: str | None = None
     with_flower: bool = True
+    has_secret_key: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def stack_config(settings: LauncherSettings, programs: Settings, *, with_flower: bool = True) -> StackConfig:
+    """Give what `up` starts with these settings. programs: see `check_program_settings`."""
+    return StackConfig(
+        home=settings.home,
+        api_host=settings.api_host,
+        api_port=settings.api_port,
+        api_options=api_options(programs),
+        database_url=settings.database_url.get_secret_value() if settings.database_url else None,
+        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
+        with_flower=with_flower,
+        has_secret_key=programs.secret_key is not None,
+    )
 
 
 class Stack:
@@ -73,8 +94,8 @@ class Stack:
 
     @property
     def api_url(self) -> str:
-        """Address of the API."""
-        return f"http://{LOOPBACK}:{self.api_port}"
+        """Address of the API for programs of this machine."""
+        return f"http://{reachable_host(self._config.api_host)}:{self.api_port}"
 
     @property
     def flower_url(self) -> str | None:
@@ -134,7 +155,7 @@ class Stack:
         home = self._held.enter_context(Home(self._config.home))
         # Before anything is started: what can be refused at once should be.
         if self.api_port:
-            check_port_is_free(self.api_port, purpose="API")
+            check_port_is_free(self.api_port, purpose="API", host=self._config.api_host)
         self._node_folder = home.path / "node"
         self._start_stores(home)
         migrate(self.database_url)
@@ -173,7 +194,7 @@ class Stack:
                 COMMANDS["worker"],
                 home=home,
                 # Where untrusted code runs there is no key to anything but the work itself.
-                env={name: value for name, value in env.items() if name != _SECRET_KEY},
+                env={name: value for name, value in env.items() if name not in _KEYS},
                 probe=probe.has_worker,
                 stop_timeout_seconds=15,
                 # It gives back what runs; at SIGTERM it would leave that to the next worker.
@@ -181,10 +202,12 @@ class Stack:
             ),
             Program(
                 "api",
-                api_command(LOOPBACK, self.api_port),
+                api_command(self._config.api_host, self.api_port, self._config.api_options),
                 home=home,
                 env=env,
-                probe=lambda _pid: answers_ok(self.api_port, "/readyz"),
+                probe=lambda _pid: answers_ok(
+                    self.api_port, "/readyz", host=reachable_host(self._config.api_host)
+                ),
             ),
             Program(
                 "scheduler",
@@ -223,12 +246,12 @@ class Stack:
         return {
             # Only Flower looks at these; whoever wants them without it can still say so.
             **({"SANDMILL_CELERY_TASK_EVENTS": "true"} if self._config.with_flower else {}),
-            **({} if _SECRET_KEY in os.environ else {_SECRET_KEY: home.secret("secret_key")}),
+            **({} if self._config.has_secret_key else {_SECRET_KEY: home.secret("secret_key")}),
             **self._config.environment,
             "SANDMILL_HOME": str(home.path),
             "DATABASE_URL": self.database_url,
             "REDIS_URL": self.redis_url,
-            "SANDMILL_API_HOST": LOOPBACK,
+            "SANDMILL_API_HOST": self._config.api_host,
             "SANDMILL_API_PORT": str(self.api_port),
         }
 

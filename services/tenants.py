@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -21,6 +22,8 @@ from core.errors import ConflictError, InvalidRequestError, UnauthenticatedError
 from repositories.tenants import TenantRepository
 
 __all__ = [
+    "CONFIGURED_KEY_ID",
+    "DEFAULT_TENANT",
     "Authenticator",
     "Operator",
     "Principal",
@@ -32,6 +35,12 @@ __all__ = [
     "hash_key",
     "revoke_api_key",
 ]
+
+DEFAULT_TENANT = "default"
+"""Who needs no tenants has this one."""
+
+CONFIGURED_KEY_ID = UUID("00000000-0000-7000-8000-000000000001")
+"""Of the key that the settings name, which has no row."""
 
 _ALPHABET = string.ascii_letters + string.digits
 _KEY = re.compile(r"sm_[A-Za-z0-9]{40}")
@@ -54,6 +63,9 @@ class Operator:
     """Who runs the installation calls."""
 
     key_id: UUID
+
+
+_Holder = TypeVar("_Holder", bound=Principal | Operator)
 
 
 def check_tenant_name(name: str) -> str:
@@ -115,35 +127,66 @@ def authenticate(connection: Connection, key: str) -> Principal | Operator:
 class Authenticator:
     """Authenticates with a short memory for keys that were good. Thread-safe."""
 
-    def __init__(self, engine: Engine, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """engine: used for keys not remembered."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        configured_key: str | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """engine: used for keys not remembered. configured_key: one more key of the tenant `default`, of any form.
+
+        Only its hash is kept, here and nowhere else: it ends with the setting that gave it.
+        """
         self._engine = engine
+        self._configured = None if configured_key is None else hash_key(configured_key)
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._known: dict[bytes, tuple[float, Principal | Operator]] = {}
 
     def authenticate(self, key: str) -> Principal | Operator:
         """Find who a key belongs to. Raises UnauthenticatedError."""
-        if not _KEY.fullmatch(key):
-            raise _unauthenticated()
         digest = hash_key(key)
-        now = self._monotonic()
-        with self._lock:
-            until, principal = self._known.get(digest, (0.0, None))
-        if principal is not None and now < until:
-            return principal
-        with self._engine.begin() as connection:
-            principal = authenticate(connection, key)
-        with self._lock:
-            if len(self._known) >= _CACHE_ENTRIES:
-                self._known.clear()
-            self._known[digest] = (now + _CACHE_SECONDS, principal)
-        return principal
+        is_configured = self._configured is not None and hmac.compare_digest(digest, self._configured)
+        if not is_configured and not _KEY.fullmatch(key):
+            raise _unauthenticated()
+        if is_configured:
+            return self._remembered(digest, self._default_tenant)
+        return self._remembered(digest, lambda connection: authenticate(connection, key))
+
+    def anonymous(self) -> Principal:
+        """Give the tenant `default` without a key: for callers that were found to need none."""
+        return self._remembered(b"", self._default_tenant)
+
+    def recheck(self, key: str | None) -> None:
+        """See that a caller may go on. key: None for one that needed none. Raises UnauthenticatedError."""
+        if key is not None:
+            self.authenticate(key)
 
     def forget(self) -> None:
         """Forget all good keys: the next call of each asks the database."""
         with self._lock:
             self._known.clear()
+
+    def _remembered(self, digest: bytes, find: Callable[[Connection], _Holder]) -> _Holder:
+        """Give whom a look-up found a moment ago, else look up."""
+        now = self._monotonic()
+        with self._lock:
+            until, holder = self._known.get(digest, (0.0, None))
+        if holder is not None and now < until:
+            # A digest is always looked up in the same way.
+            return cast("_Holder", holder)
+        with self._engine.begin() as connection:
+            found = find(connection)
+        with self._lock:
+            if len(self._known) >= _CACHE_ENTRIES:
+                self._known.clear()
+            self._known[digest] = (now + _CACHE_SECONDS, found)
+        return found
+
+    @staticmethod
+    def _default_tenant(connection: Connection) -> Principal:
+        return Principal(ensure_tenant(connection, DEFAULT_TENANT), CONFIGURED_KEY_ID)
 
 
 def _new_key() -> str:

@@ -1,10 +1,15 @@
 """Fixtures for all tests, and which of them may run beside each other."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# The files of whoever runs the tests say nothing about them.
+os.environ["SANDMILL_CONFIG"] = os.devnull
+os.environ.pop("SANDBOX_CONFIG_PATH", None)
 
 pytest_plugins = ["tests.support.services"]
 

@@ -82,7 +82,7 @@ async def get_logs(
     key_text = request.state.api_key
 
     async def check() -> None:
-        await run_in_threadpool(services.authenticator.authenticate, key_text)
+        await run_in_threadpool(services.authenticator.recheck, key_text)
 
     make = event_stream if format == "json" else text_stream
     return make(follower.follow(after=start), check=check, step=step, stream=stream)

@@ -54,7 +54,7 @@ async def get_events(
     key_text = request.state.api_key
 
     async def check() -> None:
-        await run_in_threadpool(services.authenticator.authenticate, key_text)
+        await run_in_threadpool(services.authenticator.recheck, key_text)
 
     return batch_event_stream(follower.follow(after=start), check=check)
 

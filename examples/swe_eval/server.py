@@ -7,7 +7,8 @@ from pathlib import Path
 
 from examples.swe_eval.errors import ExampleError
 from launcher.config import check_program_settings, read_launcher_settings
-from launcher.stack import Stack, StackConfig
+from launcher.ports import LOOPBACK
+from launcher.stack import Stack, stack_config
 from sandmill import Client
 
 __all__ = ["connect", "describe_server", "home_folder"]
@@ -34,14 +35,10 @@ def connect(*, is_hurried: Callable[[], bool]) -> Iterator[Client]:
         with _open_client() as client:
             yield client
         return
-    check_program_settings()
-    settings = read_launcher_settings()
-    config = StackConfig(
-        home=settings.home,
-        database_url=settings.database_url.get_secret_value() if settings.database_url else None,
-        redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
-        with_flower=False,
-    )
+    programs = check_program_settings()
+    # A port of its own, for this machine alone: another server may have the usual one.
+    settings = read_launcher_settings().model_copy(update={"api_host": LOOPBACK, "api_port": 0})
+    config = stack_config(settings, programs, with_flower=False)
     with Stack(config, is_hurried=is_hurried) as stack, Client(stack.api_url, stack.api_key) as client:
         yield client
 

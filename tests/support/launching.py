@@ -116,7 +116,7 @@ def launcher_environment(extra: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(("SANDMILL_", "FLOWER_"))
     }
     kept = {name: value for name, value in kept.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), **extra}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "SANDMILL_CONFIG": os.devnull, **extra}
 
 
 def as_user(name: str | int) -> list[str]:
