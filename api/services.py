@@ -147,6 +147,10 @@ _header = APIKeyHeader(
 )
 
 
+_SIGNS_OF_OTHERS = {"origin", "forwarded", "x-forwarded-for", "x-real-ip"}
+"""Headers of a page in a browser, and of a proxy that passes on what others ask."""
+
+
 def _key_holder(
     request: Request,
     services: Services,
@@ -175,9 +179,10 @@ def _may_come_without_key(request: Request, settings: Settings) -> bool:
     """
     if not settings.insecure_server or settings.server_api_key is not None:
         return False
-    address = request.client.host if request.client else ""
-    return (
-        is_loopback(address) and "origin" not in request.headers and is_loopback(request.url.hostname or "")
+    if not _SIGNS_OF_OTHERS.isdisjoint(request.headers):
+        return False
+    return is_loopback(request.client.host if request.client else "") and is_loopback(
+        request.url.hostname or ""
     )
 
 

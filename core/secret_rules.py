@@ -96,9 +96,10 @@ def key_warnings(settings: Settings) -> list[str]:
 def is_loopback(host: str) -> bool:
     """Whether only programs of this machine reach what listens there."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def check_store_url(name: str, url: str) -> None:

@@ -119,7 +119,7 @@ def doctor(_config: ConfigOption = None) -> None:
     settings = read_launcher_settings()
     _tell(config_warnings(programs))
     failed = False
-    for finding in examine(settings):
+    for finding in examine(settings, runtimes=programs.runtimes):
         typer.echo(str(finding))
         failed = failed or finding.mark is Mark.FAIL
     if failed:

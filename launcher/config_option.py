@@ -14,6 +14,8 @@ __all__ = ["ConfigOption"]
 def _use_config(path: Path | None) -> None:
     """Name the file to this process, and by that to all it starts."""
     if path is not None:
+        if not path.expanduser().exists():
+            raise typer.BadParameter(f"there is no file {path}")
         os.environ[CONFIG_VARIABLE] = str(path.expanduser().absolute())
 
 

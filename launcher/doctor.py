@@ -1,14 +1,16 @@
 """One line per thing that must work on this host, each with what to do when it does not, or not in full."""
 
+import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from core.config_file import find_config_file
 from core.errors import SandmillError
 from launcher.config import LauncherSettings
 from launcher.embedded import embedded_services
@@ -45,12 +47,16 @@ class Finding:
         return f"{self.mark:<4}  {self.name}: {self.detail}"
 
 
-_RUNTIMES = {"local": True, "docker": False}
-"""Runtime -> whether `up` needs it with its default settings."""
+_RUNTIMES = ("local", "docker")
 
 
-def examine(settings: LauncherSettings) -> Iterator[Finding]:
-    """Run every check, one after the other; a failed one does not stop the rest."""
+def examine(settings: LauncherSettings, *, runtimes: Sequence[str] = ("local",)) -> Iterator[Finding]:
+    """Run every check, one after the other; a failed one does not stop the rest.
+
+    runtimes: which the worker of this machine is to offer; others may be missing.
+    """
+    config = find_config_file(os.environ)
+    yield Finding("config", Mark.OK, str(config) if config else "no file: all from the environment")
     is_new_enough = sys.version_info >= (3, 11)
     yield Finding("python", Mark.OK if is_new_enough else Mark.FAIL, sys.version.split()[0])
     home = _check("home", lambda: _check_home(settings.home), is_required=True)
@@ -61,8 +67,8 @@ def examine(settings: LauncherSettings) -> Iterator[Finding]:
     folder = settings.home.expanduser() / "doctor"
     try:
         yield from _check_stores(settings, folder)
-        for name, is_required in _RUNTIMES.items():
-            yield from _check_runtime(name, folder, is_required=is_required)
+        for name in _RUNTIMES:
+            yield from _check_runtime(name, folder, is_required=name in runtimes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

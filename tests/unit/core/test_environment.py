@@ -15,7 +15,7 @@ URLS = {"DATABASE_URL": "postgresql://h/d", "REDIS_URL": "redis://h"}
 
 @pytest.fixture(autouse=True)
 def urls(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SANDMILL_")]:
+    for name in [name for name in os.environ if name.startswith("SANDMILL_") and name != "SANDMILL_CONFIG"]:
         monkeypatch.delenv(name)
     for name, value in URLS.items():
         monkeypatch.setenv(name, value)

@@ -103,3 +103,50 @@ def test_addresses_are_one_line_for_programs_and_for_people(capsys, flower_url):
     assert "http://127.0.0.1:1" in for_people
     assert "sm_key" in for_people
     assert ("flower" in for_people) == (flower_url is not None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            ["up"],
+            ["migrate"],
+            ["doctor"],
+            ["verify"],
+            ["api"],
+            ["scheduler"],
+            ["worker"],
+            ["flower"],
+            ["health"],
+        ),
+        *(["key", "create"], ["image", "list"], ["image", "pull"], ["image", "import"], ["image", "remove"]),
+    ],
+    ids=" ".join,
+)
+def test_every_command_that_reads_settings_takes_a_file_and_says_so(words, tmp_path):
+    shown = CliRunner().invoke(cli.app, [*words, "--help"])
+    assert shown.exit_code == 0
+    assert "--config PATH" in shown.output
+    missing = CliRunner().invoke(cli.app, [*words, "--config", str(tmp_path / "none")])
+    assert missing.exit_code == 2
+    assert "there is no file" in missing.output
+
+
+def test_the_file_of_the_option_is_read(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("[worker]\nslots = 0\n")
+    monkeypatch.setenv("SANDMILL_CONFIG", "/dev/null")
+    code, _, err = run_main(monkeypatch, capsys, "worker", "--config", str(path))
+    assert (code, err) == (
+        1,
+        f"sandmill: {path}, line 2: [worker] slots: must be a whole number from 1 to 128, not 0\n",
+    )
+
+
+def test_every_command_says_what_it_does():
+    shown = CliRunner().invoke(cli.app, ["--help"]).output
+    for command in cli.app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert f"  {name} " in shown
+        first = (command.callback.__doc__ or "").split()[:2]
+        assert " ".join(first) in " ".join(shown.split())

@@ -2,7 +2,7 @@ import pytest
 
 from core.errors import UnauthenticatedError
 from core.ids import new_id
-from services.tenants import Authenticator, Principal
+from services.tenants import CONFIGURED_KEY_ID, Authenticator, Principal
 
 KEY = "sm_" + "a" * 40
 
@@ -76,3 +76,49 @@ def test_the_memory_is_bounded(lookups, monkeypatch):
         answers[key] = Principal(number, new_id())
         authenticator.authenticate(key)
     assert len(authenticator._known) <= 10
+
+
+@pytest.fixture
+def default_tenant(monkeypatch):
+    names = []
+    monkeypatch.setattr("services.tenants.ensure_tenant", lambda _connection, name: names.append(name) or 7)
+    return names
+
+
+@pytest.mark.parametrize("key", ["a key of any form", KEY, "ключ"])
+def test_the_key_of_the_settings_acts_for_the_default_tenant(lookups, default_tenant, key):
+    engine, _ = lookups
+    authenticator = Authenticator(engine, configured_key=key)
+    for _ in range(3):
+        assert authenticator.authenticate(key) == Principal(7, CONFIGURED_KEY_ID)
+    assert (default_tenant, engine.begun) == (["default"], 1)
+    assert key not in str(vars(authenticator))
+
+
+def test_other_keys_hold_beside_the_one_of_the_settings(lookups, default_tenant):
+    engine, answers = lookups
+    authenticator = Authenticator(engine, configured_key="mine")
+    assert authenticator.authenticate(KEY) == answers[KEY]
+    for bad in ("", "min", "mine ", "MINE"):
+        with pytest.raises(UnauthenticatedError):
+            authenticator.authenticate(bad)
+    assert default_tenant == []
+
+
+def test_without_a_key_in_the_settings_the_empty_one_is_bad(lookups):
+    engine, _ = lookups
+    with pytest.raises(UnauthenticatedError):
+        Authenticator(engine).authenticate("")
+
+
+def test_callers_that_need_no_key_are_the_default_tenant_and_are_not_checked_again(lookups, default_tenant):
+    engine, _ = lookups
+    authenticator = Authenticator(engine)
+    assert [authenticator.anonymous() for _ in range(3)] == [Principal(7, CONFIGURED_KEY_ID)] * 3
+    assert engine.begun == 1
+    authenticator.recheck(None)
+    with pytest.raises(UnauthenticatedError):
+        authenticator.recheck("gone")
+    # What is remembered of them is no key.
+    with pytest.raises(UnauthenticatedError):
+        authenticator.authenticate("")
