@@ -1,7 +1,9 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from celery import Celery
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
+from kombu.messaging import Producer
+from kombu.utils.uuid import uuid
 from redis.exceptions import RedisError
 
 from core.broker import ATTEMPT_TASK, node_queue
@@ -15,6 +17,9 @@ __all__ = ["CeleryBellRinger"]
 
 log = get_logger(__name__)
 
+_TOGETHER = 64
+"""Messages in one round trip to the broker."""
+
 
 class CeleryBellRinger:
     """Rings over Celery. No eta and no expiry: Celery would compare them with the worker's own clock."""
@@ -24,29 +29,40 @@ class CeleryBellRinger:
         self._app = app
 
     def ring(self, bells: Sequence[Bell], *, again: bool = False) -> None:
-        """Send one message per bell; the first failure ends it, since the rest would wait for the same broker.
+        """Send one message per bell, some dozens at a time; the first failure ends it: the others have the same broker.
 
         A message's header `traceparent` names the dispatch, where traces are on.
         """
         if not bells:
             return
         context = current_traceparent()
-        headers = None if context is None else {"traceparent": context}
-        rung = 0
+        headers = {} if context is None else {"traceparent": context}
         try:
-            with self._app.producer_pool.acquire(block=True, timeout=5) as producer:
+            with (
+                self._app.producer_pool.acquire(block=True, timeout=5) as producer,
+                producer.batch(max_size=_TOGETHER),
+            ):
                 for bell in bells:
                     failpoint("dispatch.mid_send")
-                    self._app.send_task(
-                        ATTEMPT_TASK,
-                        args=(str(bell.trial_id), bell.fence),
-                        queue=node_queue(bell.node_id),
-                        producer=producer,
-                        ignore_result=True,
-                        headers=headers,
-                    )
-                    rung += 1
-        except (OperationalError, RedisError, OSError) as error:
-            BELLS_RUNG.labels("failed").inc(len(bells) - rung)
-            log.warning("bells_not_rung", count=len(bells) - rung, error=str(error))
-        BELLS_RUNG.labels("again" if again else "first").inc(rung)
+                    self._send(producer, bell, headers)
+        except (OperationalError, BatchPublishError, RedisError, OSError) as error:
+            BELLS_RUNG.labels("failed").inc(len(bells))
+            log.warning("bells_not_rung", count=len(bells), error=str(error))
+        else:
+            BELLS_RUNG.labels("again" if again else "first").inc(len(bells))
+
+    def _send(self, producer: Producer, bell: Bell, headers: Mapping[str, str]) -> None:
+        """Send what `send_task` would, without looking up again for each what is the same for all."""
+        queue = node_queue(bell.node_id)
+        args = (str(bell.trial_id), bell.fence)
+        message = self._app.amqp.create_task_message(
+            uuid(), ATTEMPT_TASK, args, {}, argsrepr=repr(args), kwargsrepr="{}", ignore_result=True
+        )
+        producer.publish(  # type: ignore[no-untyped-call]  # kombu has no types
+            message.body,
+            exchange="",
+            routing_key=queue,
+            serializer="json",
+            headers={**message.headers, **headers},
+            **message.properties,
+        )
