@@ -44,11 +44,12 @@ WITH chosen AS (
   SELECT * FROM unnest(%(trials)s::uuid[], %(nodes)s::uuid[], %(attempts)s::uuid[]) AS c(trial_id, node_id, attempt_id)
 ), locked AS MATERIALIZED (
   -- By id, as everybody who locks several trials does: a cancel of the same batch then waits instead of deadlocking.
-  SELECT id FROM trials WHERE id = ANY(%(trials)s::uuid[]) ORDER BY id FOR UPDATE
+  SELECT id, state, desired FROM trials WHERE id = ANY(%(trials)s::uuid[]) ORDER BY id FOR UPDATE
 ), started AS (
   UPDATE trials t SET state = 'running', state_reason = NULL, fence = fence + 1, attempts_used = attempts_used + 1
   FROM chosen c JOIN locked l ON l.id = c.trial_id
-  WHERE t.id = c.trial_id AND t.state = 'queued' AND t.desired = 'run'
+  -- Not by the columns of t, for which there are indexes that look short: one was read from end to end instead.
+  WHERE t.id = l.id AND l.state = 'queued' AND l.desired = 'run'
   RETURNING t.id, t.fence, t.tenant_id, t.attempts_used, t.queue, t.cpu_millicores, t.memory_bytes, t.gpu, t.slots,
             t.max_cpu_seconds, c.node_id, c.attempt_id
 )
