@@ -20,6 +20,7 @@ def create_database_engine(
     statement_timeout_seconds: float = 30.0,
     pre_ping: bool = True,
     by_key_only: bool = False,
+    lock_timeout_seconds: float | None = None,
 ) -> Engine:
     """Make an engine; connects on first use.
 
@@ -28,12 +29,14 @@ def create_database_engine(
     first transaction on each connection after a database restart fails: for callers that try again anyway.
     by_key_only: every statement finds its rows by key, so sequential scans are ruled out. A plan made while a table
     was small is kept with the prepared statement, and would scan the table when it has grown.
+    lock_timeout_seconds: after which a statement that waits for a lock fails; None: it waits for as long as it may run.
     """
     options = {
         "sandmill.actor": actor,
         "statement_timeout": str(int(statement_timeout_seconds * 1000)),
         "idle_in_transaction_session_timeout": "30000",
         **({"enable_seqscan": "off"} if by_key_only else {}),
+        **({} if lock_timeout_seconds is None else {"lock_timeout": str(int(lock_timeout_seconds * 1000))}),
     }
     engine = create_engine(
         to_driver_url(url),

@@ -1,16 +1,19 @@
 """SQL of one attempt on the worker. Every write is fenced: 0 rows means that the writer is a ghost and must stop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from models.states import LIVE_ATTEMPT_STATES, sql_list
+from models.states import LIVE_ATTEMPT_STATES, AttemptState, sql_list
 from repositories.base import SqlRepository
 
-__all__ = ["ArtifactRow", "AttemptEnd", "AttemptRepository", "ClaimedAttempt", "sandbox_name"]
+__all__ = ["ArtifactRow", "AttemptEnd", "AttemptRepository", "AttemptStart", "ClaimedAttempt", "sandbox_name"]
 
 _MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
+# In statements about several attempts states are compared as `state || ''`, for which no index is of use: each row is
+# found by its key. The indexes of what is live look short by the statistics, and are full of dead entries.
+_EACH = "a.trial_id = {of}.trial_id AND a.fence = {of}.fence AND a.session_id = {of}.session_id"
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
 COLLECT_SECONDS = 300.0
@@ -24,24 +27,26 @@ _STEADY_SECONDS = 300.0
 """An attempt is adopted at most so often in a row, each within this time after the one before: it may be what the
 workers die of."""
 
-# One statement, one commit: the claim, and the sandbox that is about to be made. A sandbox is in the table before
+# One statement, one commit: the claims, and the sandboxes that are about to be made. A sandbox is in the table before
 # the runtime hears of it, so none is ever forgotten.
 _CLAIM = f"""
-WITH claimed AS (
+WITH wanted AS (
+  SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(sandboxes)s::text[]) AS w(trial_id, fence, sandbox)
+), claimed AS (
   UPDATE attempts a
   SET state = 'starting', phase = 'create', session_id = %(session_id)s, claimed_at = clock_timestamp(),
       start_deadline = a.created_at + make_interval(secs => (j.spec #>> '{{timeouts,start}}')::float8),
       overdue_at = clock_timestamp() + make_interval(secs => (j.spec #>> '{{timeouts,start}}')::float8)
                    + make_interval(secs => {_OVERDUE_SECONDS})
-  FROM trials t JOIN jobs j ON j.id = t.job_id
-  WHERE t.id = a.trial_id AND a.trial_id = %(trial_id)s AND a.fence = %(fence)s AND a.state = 'dispatched'
+  FROM wanted w JOIN trials t ON t.id = w.trial_id JOIN jobs j ON j.id = t.job_id
+  WHERE a.trial_id = w.trial_id AND a.fence = w.fence AND a.state || '' = 'dispatched'
     AND a.node_id = %(node_id)s
     AND EXISTS (SELECT 1 FROM worker_sessions s WHERE s.id = %(session_id)s AND s.ended_at IS NULL
                 AND s.lease_until > clock_timestamp())
-  RETURNING a.*
+  RETURNING a.*, w.sandbox
 ), boxed AS (
   INSERT INTO sandboxes (name, trial_id, fence, tenant_id, node_id, runtime, image)
-  SELECT %(sandbox)s, c.trial_id, c.fence, c.tenant_id, c.node_id, t.runtime, j.spec ->> 'image'
+  SELECT c.sandbox, c.trial_id, c.fence, c.tenant_id, c.node_id, t.runtime, j.spec ->> 'image'
   FROM claimed c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 )
 """
@@ -86,25 +91,32 @@ WITH adopted AS (
 
 # run_deadline is when the steps have to be over, by the run time of this attempt or the total of the trial.
 _RUNNING = f"""
-WITH until AS (
-  SELECT least(coalesce(t.total_deadline, clock_timestamp() + make_interval(secs => %(total)s)),
-               clock_timestamp() + make_interval(secs => %(run)s)) AS deadline
-  FROM trials t WHERE t.id = %(trial_id)s
+WITH starts AS (
+  SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(sessions)s::uuid[], %(sandboxes)s::text[],
+                       %(phases)s::text[], %(progress)s::text[], %(totals)s::float8[], %(runs)s::float8[],
+                       %(graces)s::float8[])
+    AS s(trial_id, fence, session_id, sandbox, phase, progress, total, run, grace)
+), until AS (
+  SELECT s.*, least(coalesce(t.total_deadline, clock_timestamp() + make_interval(secs => s.total)),
+                    clock_timestamp() + make_interval(secs => s.run)) AS deadline
+  FROM starts s JOIN trials t ON t.id = s.trial_id
 ), mine AS (
-  UPDATE attempts SET state = 'running', phase = %(phase)s, progress = %(progress)s::jsonb,
+  UPDATE attempts a SET state = 'running', phase = u.phase, progress = u.progress::jsonb,
     started_at = clock_timestamp(), run_deadline = u.deadline,
-    overdue_at = u.deadline + make_interval(secs => %(grace)s + {_OVERDUE_SECONDS})
+    overdue_at = u.deadline + make_interval(secs => u.grace + {_OVERDUE_SECONDS})
   FROM until u
-  WHERE {_MINE} AND state = 'starting' RETURNING trial_id
+  WHERE {_EACH.format(of="u")} AND a.state || '' = 'starting' RETURNING a.trial_id, a.fence, u.sandbox, u.total
 ), first AS (
   UPDATE trials t SET started_at = clock_timestamp(),
-                      total_deadline = clock_timestamp() + make_interval(secs => %(total)s)
+                      total_deadline = clock_timestamp() + make_interval(secs => m.total)
   FROM mine m WHERE t.id = m.trial_id AND t.started_at IS NULL
 ), box AS (
-  UPDATE sandboxes SET state = 'running' FROM mine WHERE name = %(sandbox)s
+  UPDATE sandboxes b SET state = 'running' FROM mine m WHERE b.name = m.sandbox
 )
-SELECT 1 FROM mine
+SELECT trial_id, fence FROM mine
 """
+
+_IS_IN = f"SELECT 1 FROM attempts WHERE {_MINE} AND state = %(state)s"
 
 _PHASE = f"""
 UPDATE attempts SET phase = %(phase)s, progress = %(progress)s::jsonb WHERE {_MINE} AND {_LIVE}
@@ -132,31 +144,42 @@ FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state = 'running
 """
 
 _FINISH = f"""
-WITH mine AS (
-  UPDATE attempts SET state = 'finished', phase = NULL, outcome = %(outcome)s, failure = %(failure)s::jsonb,
-         steps = %(steps)s::jsonb, grade = %(grade)s::jsonb, usage = %(usage)s::jsonb, finished_at = clock_timestamp()
-  WHERE {_MINE} AND state IN ('starting', 'running', 'stopping', 'collecting')
-  RETURNING trial_id, fence
+WITH ends AS (
+  SELECT * FROM unnest(%(trials)s::uuid[], %(fences)s::bigint[], %(sessions)s::uuid[], %(sandboxes)s::text[],
+                       %(outcome)s::text[], %(reason)s::text[], %(end_reason)s::text[], %(failure)s::text[],
+                       %(steps)s::text[], %(grade)s::text[], %(usage)s::text[], %(rewards)s::text[],
+                       %(next_seq)s::int[], %(log_bytes)s::bigint[], %(truncated_bytes)s::bigint[],
+                       %(retry_seconds)s::float8[], %(infra_loss)s::int[], %(task_retry)s::int[],
+                       %(rule_retries)s::text[], %(is_removed)s::boolean[])
+    AS e(trial_id, fence, session_id, sandbox, outcome, reason, end_reason, failure, steps, grade, usage, rewards,
+         next_seq, log_bytes, truncated_bytes, retry_seconds, infra_loss, task_retry, rule_retries, is_removed)
+), mine AS (
+  UPDATE attempts a SET state = 'finished', phase = NULL, outcome = e.outcome, failure = e.failure::jsonb,
+         steps = e.steps::jsonb, grade = e.grade::jsonb, usage = e.usage::jsonb, finished_at = clock_timestamp()
+  FROM ends e
+  WHERE {_EACH.format(of="e")} AND a.state || '' IN ('starting', 'running', 'stopping', 'collecting')
+  RETURNING e.*
 ), box AS (
-  UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reason = %(end_reason)s
-  FROM mine WHERE name = %(sandbox)s AND %(is_removed)s
+  UPDATE sandboxes b SET state = 'removed', removed_at = clock_timestamp(), end_reason = m.end_reason
+  FROM mine m WHERE b.name = m.sandbox AND m.is_removed
 ), head AS (
   INSERT INTO log_heads (trial_id, fence, next_seq, bytes, truncated_bytes, closed)
-  SELECT trial_id, fence, %(next_seq)s, %(log_bytes)s, %(truncated_bytes)s, true FROM mine
+  SELECT trial_id, fence, next_seq, log_bytes, truncated_bytes, true FROM mine
   ON CONFLICT (trial_id, fence) DO UPDATE SET next_seq = excluded.next_seq, bytes = excluded.bytes,
     truncated_bytes = excluded.truncated_bytes, closed = true
 )
 UPDATE trials t SET
-  state = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN 'finished' ELSE 'retry_wait' END,
-  state_reason = %(reason)s,
-  outcome = CASE WHEN %(retry_seconds)s::float8 IS NULL THEN %(outcome)s WHEN t.desired = 'cancel' THEN 'cancelled' END,
-  failure = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN %(failure)s::jsonb END,
-  rewards = %(rewards)s::jsonb,
-  run_at = clock_timestamp() + make_interval(secs => %(retry_seconds)s),
-  infra_losses = infra_losses + %(infra_loss)s, task_retries = task_retries + %(task_retry)s,
-  rule_retries = coalesce(%(rule_retries)s::int[], rule_retries),
-  finished_at = CASE WHEN %(retry_seconds)s::float8 IS NULL OR t.desired = 'cancel' THEN clock_timestamp() END
-FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state IN ('running', 'cancelling')
+  state = CASE WHEN m.retry_seconds IS NULL OR t.desired = 'cancel' THEN 'finished' ELSE 'retry_wait' END,
+  state_reason = m.reason,
+  outcome = CASE WHEN m.retry_seconds IS NULL THEN m.outcome WHEN t.desired = 'cancel' THEN 'cancelled' END,
+  failure = CASE WHEN m.retry_seconds IS NULL OR t.desired = 'cancel' THEN m.failure::jsonb END,
+  rewards = m.rewards::jsonb,
+  run_at = clock_timestamp() + make_interval(secs => m.retry_seconds),
+  infra_losses = infra_losses + m.infra_loss, task_retries = task_retries + m.task_retry,
+  rule_retries = coalesce(m.rule_retries::int[], t.rule_retries),
+  finished_at = CASE WHEN m.retry_seconds IS NULL OR t.desired = 'cancel' THEN clock_timestamp() END
+FROM mine m WHERE t.id = m.trial_id AND t.fence = m.fence AND t.state || '' IN ('running', 'cancelling')
+RETURNING t.id AS trial_id, t.fence
 """
 
 _ARTIFACT = """
@@ -210,6 +233,20 @@ class ClaimedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptStart:
+    """The first step begins. phase: its name. progress: JSON of what another worker needs to go on.
+
+    run_seconds None: no limit but the total.
+    """
+
+    phase: str
+    total_seconds: float
+    run_seconds: float | None = None
+    grace_seconds: float = 0.0
+    progress: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactRow:
     """A collected file. digest: `sha256:<hex>`."""
 
@@ -251,21 +288,29 @@ def sandbox_name(trial_id: UUID, fence: int) -> str:
 
 
 class AttemptRepository(SqlRepository):
-    """Claims, progress and end, each for one (trial, fence, session)."""
+    """Claims, progress and end, each for one (trial, fence, session).
+
+    What happens to every attempt can be written for many at once; whether the fence keeps one off says nothing of the
+    others.
+    """
 
     def claim(self, trial_id: UUID, fence: int, *, session_id: UUID, node_id: UUID) -> ClaimedAttempt | None:
         """Take a dispatched attempt; None if it is a duplicate, stale or recalled bell."""
-        row = self._row(
-            _CLAIM_NOW,
-            {
-                "trial_id": trial_id,
-                "fence": fence,
-                "session_id": session_id,
-                "node_id": node_id,
-                "sandbox": sandbox_name(trial_id, fence),
-            },
-        )
-        return None if row is None else ClaimedAttempt(**row)
+        claimed = self.claim_all([(trial_id, fence)], session_id=session_id, node_id=node_id)
+        return claimed[0] if claimed else None
+
+    def claim_all(
+        self, wanted: Sequence[tuple[UUID, int]], *, session_id: UUID, node_id: UUID
+    ) -> list[ClaimedAttempt]:
+        """Take those of these (trial, fence) that are dispatched, each by itself, all in one commit."""
+        parameters = {
+            "trials": [trial_id for trial_id, _ in wanted],
+            "fences": [fence for _, fence in wanted],
+            "sandboxes": [sandbox_name(trial_id, fence) for trial_id, fence in wanted],
+            "session_id": session_id,
+            "node_id": node_id,
+        }
+        return [ClaimedAttempt(**row) for row in self._rows(_CLAIM_NOW, parameters)]
 
     def find_claimed(self, trial_id: UUID, fence: int, *, session_id: UUID) -> ClaimedAttempt | None:
         """Ask whether a claim whose reply was lost did commit."""
@@ -287,30 +332,23 @@ class AttemptRepository(SqlRepository):
         }
         return [ClaimedAttempt(**row) for row in self._rows(_ADOPT, parameters)]
 
-    def mark_running(
-        self,
-        attempt: ClaimedAttempt,
-        session_id: UUID,
-        *,
-        phase: str,
-        progress: str | None = None,
-        total_seconds: float,
-        run_seconds: float | None = None,
-        grace_seconds: float = 0.0,
-    ) -> bool:
-        """The sandbox answers. Starts the total deadline at the first start, the run time now. False: fenced off.
+    def mark_running(self, attempt: ClaimedAttempt, session_id: UUID, start: AttemptStart) -> bool:
+        """The sandbox answers. Starts the total deadline at the first start, the run time now. False: fenced off."""
+        return bool(self.mark_all_running([(attempt, session_id, start)]))
 
-        run_seconds None: no limit but the total. progress: JSON of what another worker needs to go on, as below.
-        """
+    def mark_all_running(
+        self, starts: Sequence[tuple[ClaimedAttempt, UUID, AttemptStart]]
+    ) -> set[tuple[UUID, int]]:
+        """Do so for each that is still its session's, all in one commit; gives (trial, fence) of those."""
         parameters = {
-            **_key(attempt, session_id),
-            "phase": phase,
-            "progress": progress,
-            "total": total_seconds,
-            "run": run_seconds,
-            "grace": grace_seconds,
+            **_keys([(attempt, session_id) for attempt, session_id, _ in starts]),
+            "phases": [start.phase for _, _, start in starts],
+            "progress": [start.progress for _, _, start in starts],
+            "totals": _floats(start.total_seconds for _, _, start in starts),
+            "runs": _floats(start.run_seconds for _, _, start in starts),
+            "graces": _floats(start.grace_seconds for _, _, start in starts),
         }
-        return bool(self._rows(_RUNNING, {**parameters, "sandbox": attempt.sandbox_name}))
+        return {(row["trial_id"], row["fence"]) for row in self._rows(_RUNNING, parameters)}
 
     def mark_phase(
         self, attempt: ClaimedAttempt, session_id: UUID, phase: str, *, progress: str | None = None
@@ -331,10 +369,21 @@ class AttemptRepository(SqlRepository):
 
     def finish(self, attempt: ClaimedAttempt, session_id: UUID, end: AttemptEnd) -> bool:
         """Write the end of the attempt and the trial's next state together. False: fenced off."""
-        parameters = {field: getattr(end, field) for field in AttemptEnd.__slots__}
-        rules = None if end.rule_retries is None else list(end.rule_retries)
-        parameters |= {**_key(attempt, session_id), "sandbox": attempt.sandbox_name, "rule_retries": rules}
-        return self._count(_FINISH, parameters) == 1
+        return bool(self.finish_all([(attempt, session_id, end)]))
+
+    def finish_all(self, ends: Sequence[tuple[ClaimedAttempt, UUID, AttemptEnd]]) -> set[tuple[UUID, int]]:
+        """Do so for each that is still its session's, all in one commit; gives (trial, fence) of those."""
+        parameters = {
+            **{field: [getattr(end, field) for _, _, end in ends] for field in AttemptEnd.__slots__},
+            **_keys([(attempt, session_id) for attempt, session_id, _ in ends]),
+            "retry_seconds": _floats(end.retry_seconds for _, _, end in ends),
+            "rule_retries": [_int_array(end.rule_retries) for _, _, end in ends],
+        }
+        return {(row["trial_id"], row["fence"]) for row in self._rows(_FINISH, parameters)}
+
+    def is_in(self, attempt: ClaimedAttempt, session_id: UUID, state: AttemptState) -> bool:
+        """Whether the attempt is its session's and in this state: for a write whose reply was lost."""
+        return self._row(_IS_IN, {**_key(attempt, session_id), "state": state.value}) is not None
 
     def add_artifacts(self, attempt: ClaimedAttempt, rows: Sequence[ArtifactRow]) -> None:
         """Note collected files."""
@@ -353,3 +402,22 @@ class AttemptRepository(SqlRepository):
 
 def _key(attempt: ClaimedAttempt, session_id: UUID) -> dict[str, Any]:
     return {"trial_id": attempt.trial_id, "fence": attempt.fence, "session_id": session_id}
+
+
+def _keys(attempts: Sequence[tuple[ClaimedAttempt, UUID]]) -> dict[str, Any]:
+    return {
+        "trials": [attempt.trial_id for attempt, _ in attempts],
+        "fences": [attempt.fence for attempt, _ in attempts],
+        "sessions": [session_id for _, session_id in attempts],
+        "sandboxes": [attempt.sandbox_name for attempt, _ in attempts],
+    }
+
+
+def _floats(values: Iterable[float | None]) -> list[float | None]:
+    """Make floats of what may be integers, too: the driver takes no list of both."""
+    return [None if value is None else float(value) for value in values]
+
+
+def _int_array(values: Sequence[int] | None) -> str | None:
+    """Spell an array for Postgres, since an array of arrays of different lengths is none."""
+    return None if values is None else "{" + ",".join(map(str, values)) + "}"

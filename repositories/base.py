@@ -15,7 +15,9 @@ class SqlRepository:
 
     def _rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         result = self._connection.exec_driver_sql(sql, dict(parameters or {}))
-        return [dict(row) for row in result.mappings()]
+        names = tuple(result.keys())
+        # Not `result.mappings()`, which works the names out again for each row.
+        return [dict(zip(names, row, strict=True)) for row in result]
 
     def _row(self, sql: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         rows = self._rows(sql, parameters)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from core.blobstore import BlobStore
@@ -22,7 +21,7 @@ from core.logging import get_logger
 from core.metrics import ATTEMPT_NUMBER, ATTEMPTS, FENCED_WRITES, LOG_BYTES, QUEUE_WAIT_SECONDS
 from core.tracing import span
 from models.states import AttemptState
-from repositories.attempts import ClaimedAttempt
+from repositories.attempts import AttemptStart, ClaimedAttempt
 from repositories.log_chunks import LogChunkRepository
 from runtimes.base import Runtime, SandboxHandle, SandboxStats
 from services.attempt_clock import AttemptClock, Phase
@@ -41,7 +40,7 @@ from services.attempt_journal import AttemptJournal
 from services.attempt_progress import Progress, boot_seconds
 from services.attempt_sandbox import AttemptSandbox
 from services.attempt_steps import ArtifactCollector, SandboxSpoiledError, SandboxTools, StepRunner
-from services.attempt_writes import AttemptWriter, DisownedError
+from services.attempt_writes import AttemptStatements, AttemptWriter, DisownedError
 from services.jobspec import ArtifactRule, JobSpec, JunitVerdict, RewardVerdict
 from services.log_pump import LogPump, LogWriter
 from services.outcomes import Failure, Grade, Outcome, StepResult
@@ -60,7 +59,7 @@ class WorkerParts:
     journal: where notes for the next worker of this node are kept; None: it could not go on with anything.
     """
 
-    engine: Engine
+    statements: AttemptStatements
     runtimes: Mapping[str, Runtime]
     blobs: BlobStore
     logs: LogWriter
@@ -175,7 +174,7 @@ class _Run:
         self._control = control
         self._spec = spec
         self._pump = pump
-        self._writer = AttemptWriter(parts.engine, control)
+        self._writer = AttemptWriter(parts.statements, control)
         self._clock = AttemptClock(claimed, spec.timeouts, control)
         self._sandbox = AttemptSandbox(
             parts.runtimes.get(claimed.runtime),
@@ -347,17 +346,14 @@ class _Run:
         progress = runner.prepare(number, self._progress, self._steps, left_seconds=left)
         self._progress = progress
         if number == 0:
-            self._writer.write_mine(
-                lambda attempts: attempts.mark_running(
-                    self._claimed,
-                    self._session_id,
-                    phase=name,
-                    progress=progress.to_json(),
-                    total_seconds=timeouts.total,
-                    run_seconds=timeouts.run,
-                    grace_seconds=timeouts.grace,
-                )
+            start = AttemptStart(
+                phase=name,
+                total_seconds=timeouts.total,
+                run_seconds=timeouts.run,
+                grace_seconds=timeouts.grace,
+                progress=progress.to_json(),
             )
+            self._writer.mark_running(self._claimed, self._session_id, start)
             self._clock.begin_steps()
         else:
             self._writer.write_mine(
@@ -432,7 +428,7 @@ class _Run:
             # Before the end, each by its own commit: artifacts of an attempt that then turns out lost are harmless.
             self._writer.write(lambda attempts: attempts.add_artifacts(self._claimed, ending.artifacts))
         failpoint("worker.before_finish")
-        if not self._writer.write(lambda attempts: attempts.finish(self._claimed, self._session_id, end)):
+        if not self._writer.finish(self._claimed, self._session_id, end):
             raise DisownedError
         failpoint("worker.after_finish")
         ATTEMPTS.labels(end.outcome, ending.failure_class).inc()

@@ -32,6 +32,7 @@ from runtimes.registry import CGROUP_PARENT, local_state
 from services.attempt_control import AttemptControl, StopReason
 from services.attempt_journal import AttemptJournal
 from services.attempt_runner import AttemptRunner, WorkerParts
+from services.attempt_writes import AttemptStatements
 from services.live_log import LivePublisher
 from services.log_pump import LogWriter
 from services.regrades import Regrader
@@ -53,6 +54,9 @@ log = get_logger(__name__)
 _SWEEP_SECONDS = 20.0
 _HAND_OVER_SECONDS = 10.0
 
+_GROUP_LOCK_SECONDS = 0.1
+"""For how long statements about several attempts wait for somebody who holds one of the rows, such as a cancel."""
+
 
 class NodeWorker:
     """Everything a worker process holds. Built once, started, stopped."""
@@ -70,6 +74,15 @@ class NodeWorker:
             database_url, actor=actor, pool_size=settings.worker_pool_size, pre_ping=False, by_key_only=True
         )
         self._statements = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._group_engine = create_database_engine(
+            database_url,
+            actor=actor,
+            pool_size=3,
+            pre_ping=False,
+            by_key_only=True,
+            lock_timeout_seconds=_GROUP_LOCK_SECONDS,
+        )
+        self._attempts = AttemptStatements(self._engine, self._group_engine, node_id=identity.id)
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
         self._wake = Wake(Wake.connect(redis_url))
         self._registry = AttemptRegistry()
@@ -94,7 +107,7 @@ class NodeWorker:
         self._logs = LogWriter(self._engine, self._live_log.publish, node_id=identity.id)
         self._runner = AttemptRunner(
             WorkerParts(
-                engine=self._engine,
+                statements=self._attempts,
                 runtimes=runtimes,
                 blobs=self._blobs,
                 logs=self._logs,
@@ -277,6 +290,7 @@ class NodeWorker:
             runtime.close()
         self._watchdog.stop()
         self._engine.dispose()
+        self._group_engine.dispose()
         self._identity.close()
 
     def run_attempt(self, trial_id: UUID, fence: int, *, rung_by: str | None = None) -> None:
@@ -296,7 +310,7 @@ class NodeWorker:
         try:
             session_id = self._lease.session_id
             failpoint("worker.before_claim")
-            claimed = self._claim(trial_id, fence, session_id)
+            claimed = self._attempts.claim(trial_id, fence, session_id)
             if claimed is None:
                 BELLS.labels("stale").inc()
                 log.debug("bell_dropped", trial_id=str(trial_id), fence=fence)
@@ -311,21 +325,6 @@ class NodeWorker:
                 self._registry.leave(trial_id, fence)
         failpoint("worker.before_ack")
         self._finished.set()
-
-    def _claim(self, trial_id: UUID, fence: int, session_id: UUID) -> ClaimedAttempt | None:
-        try:
-            with self._statements.connect() as connection:
-                return AttemptRepository(connection).claim(
-                    trial_id, fence, session_id=session_id, node_id=self.node_id
-                )
-        except SQLAlchemyError as error:
-            log.warning("claim_reply_lost", trial_id=str(trial_id), error=str(error).splitlines()[0])
-        # The commit may have gone through with its reply lost. If it did not, the bell is rung again.
-        try:
-            with self._statements.connect() as connection:
-                return AttemptRepository(connection).find_claimed(trial_id, fence, session_id=session_id)
-        except SQLAlchemyError:
-            return None
 
     def _remove_leftovers(self) -> None:
         """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go."""

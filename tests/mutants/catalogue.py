@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "no fence in what a worker writes",
         "repositories/attempts.py",
-        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"',
-        '_MINE = "trial_id = %(trial_id)s AND session_id = %(session_id)s"',
+        '_EACH = "a.trial_id = {of}.trial_id AND a.fence = {of}.fence AND a.session_id = {of}.session_id"',
+        '_EACH = "a.trial_id = {of}.trial_id AND a.session_id = {of}.session_id"',
         (
             f"{QUEUE}/test_fences.py::test_finish_of_an_older_fence_does_not_end_the_newer_attempt_of_the_same_session",
         ),
@@ -32,15 +32,15 @@ MUTANTS = (
     Mutant(
         "no session in what a worker writes",
         "repositories/attempts.py",
-        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"',
-        '_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s"',
+        '_EACH = "a.trial_id = {of}.trial_id AND a.fence = {of}.fence AND a.session_id = {of}.session_id"',
+        '_EACH = "a.trial_id = {of}.trial_id AND a.fence = {of}.fence"',
         (f"{QUEUE}/test_fences.py::test_finish_needs_the_session_that_claimed",),
     ),
     Mutant(
         "a claim takes what is claimed already",
         "repositories/attempts.py",
-        "AND a.fence = %(fence)s AND a.state = 'dispatched'\n",
-        "AND a.fence = %(fence)s\n",
+        "AND a.fence = w.fence AND a.state || '' = 'dispatched'\n",
+        "AND a.fence = w.fence\n",
         (
             f"{QUEUE}/test_fences.py::test_second_copy_of_a_bell_claims_nothing",
             f"{QUEUE}/test_interleavings.py::test_two_bells_claim_once",

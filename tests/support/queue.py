@@ -8,7 +8,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Engine
 
 from core.ids import new_id
-from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from repositories.attempts import AttemptEnd, AttemptRepository, AttemptStart, ClaimedAttempt
 from repositories.dispatch import Bell
 from repositories.sessions import SessionRepository
 from services.batch_progress import BatchProgressKeeper, ProgressTold
@@ -168,10 +168,10 @@ class Seat:
             )
 
     def start(self, claimed: ClaimedAttempt, **times: float) -> bool:
-        times = {"total_seconds": 60, **times}
+        start = AttemptStart(phase="run", **{"total_seconds": 60, **times})
         with self.world.engine.begin() as connection:
             repository = AttemptRepository(connection)
-            return repository.mark_running(claimed, self.session_id, phase="run", **times)
+            return repository.mark_running(claimed, self.session_id, start)
 
     def finish(self, claimed: ClaimedAttempt, **changes: Any) -> bool:
         values: dict[str, Any] = {

@@ -13,6 +13,7 @@ from repositories.log_chunks import Chunk
 from runtimes.base import Runtime
 from services.attempt_control import AttemptControl
 from services.attempt_runner import AttemptRunner, WorkerParts
+from services.attempt_writes import AttemptStatements
 from services.jobspec import JobSpec
 from services.log_pump import LogWriter
 from tests.support.queue import QueueWorld, Seat
@@ -42,7 +43,7 @@ class Bench:
         self.tenant = world.tenant()
         self.runner = AttemptRunner(
             WorkerParts(
-                engine=world.engine,
+                statements=AttemptStatements(world.engine, world.engine, node_id=self.seat.node_id),
                 runtimes={"fake": runtime},
                 blobs=self.blobs,
                 logs=self.logs,
