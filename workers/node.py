@@ -119,6 +119,7 @@ class NodeWorker:
         )
         self._sessions = SessionKeeper(
             self._engine,
+            self._attempts,
             runtimes,
             node_id=identity.id,
             box=make_box(settings),

@@ -17,12 +17,12 @@ from core.logging import get_logger
 from core.metrics import LIVE_SANDBOXES
 from core.sealing import SecretBox
 from models.states import AttemptState, Outcome
-from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from repositories.attempts import AttemptEnd, ClaimedAttempt
 from repositories.session_keeping import SessionKeepingRepository, Wish
 from repositories.trial_ending import TrialEndingRepository
 from runtimes.base import Runtime, SandboxHandle, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
-from services.attempt_writes import AttemptWriter, DisownedError
+from services.attempt_writes import AttemptStatements, AttemptWriter, DisownedError
 from services.early_ends import session_end
 from services.outcomes import CANCELLED, Failure
 from services.session_spec import KIND, SessionSpec
@@ -82,6 +82,7 @@ class SessionKeeper:
     def __init__(
         self,
         engine: Engine,
+        attempts: AttemptStatements,
         runtimes: Mapping[str, Runtime],
         *,
         node_id: UUID,
@@ -94,6 +95,7 @@ class SessionKeeper:
         on_end: called when nothing of an attempt is left here.
         """
         self._engine = engine
+        self._attempts = attempts
         self._statements = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._runtimes = runtimes
         self._node_id = node_id
@@ -137,7 +139,7 @@ class SessionKeeper:
 
     def take(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> bool:
         """Bring a claimed or adopted sandbox to run. True: it is kept here from now on. Never raises."""
-        writer = AttemptWriter(self._engine, control)
+        writer = AttemptWriter(self._attempts, control)
         try:
             return self._take(claimed, session_id, control, writer)
         except DisownedError:
@@ -383,10 +385,8 @@ class SessionKeeper:
             truncated_bytes=0,
             is_removed=is_removed,
         )
-        writer = AttemptWriter(self._engine, control)
-        if not writer.ask(
-            lambda connection: AttemptRepository(connection).finish(claimed, session_id, attempt_end)
-        ):
+        writer = AttemptWriter(self._attempts, control)
+        if not writer.finish(claimed, session_id, attempt_end):
             raise DisownedError
         writer.ask(
             lambda connection: SessionKeepingRepository(connection).end(
