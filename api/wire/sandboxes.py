@@ -203,7 +203,8 @@ async def get_endpoint(
         headers[ACCESS_HEADER] = endpoint.access_token
     if use_server_proxy:
         prefix = "/v1" if request.url.path.startswith("/v1/") else ""
-        address = f"{request.headers.get('host', 'localhost')}{prefix}/sandboxes/{sandbox_id}/proxy/{number}"
+        server = services.settings.api_clients_address or request.headers.get("host", "localhost")
+        address = f"{server}{prefix}/sandboxes/{sandbox_id}/proxy/{number}"
     else:
         address = f"{endpoint.address}/{sandbox_id}/{number}"
     return JSONResponse(EndpointView(endpoint=address, headers=headers or None).to_json())
