@@ -13,6 +13,12 @@ from tests.integration.api.conftest import make_settings, open_api
 from tests.support.services import new_database
 
 
+@pytest.fixture
+def settings(postgres_url, migrated_template, redis_url, tmp_path):
+    with new_database(postgres_url, template=migrated_template) as url:
+        yield make_settings(url, redis_url, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("public_url", "server"),
     [
@@ -24,17 +30,14 @@ from tests.support.services import new_database
 )
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 def test_it_is_the_public_one_if_there_is_one_else_that_of_the_request(
-    monkeypatch, postgres_url, migrated_template, redis_url, tmp_path, public_url, server, prefix
+    monkeypatch, settings, public_url, server, prefix
 ):
     async def find(*_: Any) -> Any:
         return SimpleNamespace(address="127.0.0.1:28888", is_secure=False, access_token="t")
 
     monkeypatch.setattr(sandboxes, "_find_endpoint", find)
     name = new_id()
-    with (
-        new_database(postgres_url, template=migrated_template) as url,
-        open_api(make_settings(url, redis_url, tmp_path, public_url=public_url)) as api,
-    ):
+    with open_api(settings.model_copy(update={"public_url": public_url})) as api:
         with api.engine.begin() as connection:
             key = create_api_key(connection, ensure_tenant(connection, "t"), "test")
         answer = httpx.get(
