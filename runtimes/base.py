@@ -430,6 +430,15 @@ class Runtime(ABC):
     def list(self) -> list[SandboxHandle]:
         """All sandboxes of this runtime on this host, whoever created them, running or not."""
 
+    def find(self, name: str) -> SandboxHandle | None:
+        """Give the sandbox of this name on this host, whoever created it; None if there is none."""
+        return next((handle for handle in self.list() if handle.name == name), None)
+
+    def access_token(self, handle: SandboxHandle) -> str | None:
+        """Give what execd of this sandbox wants as `X-EXECD-ACCESS-TOKEN`; None if nobody else can reach it anyway."""
+        del handle
+        return None
+
     def pause(self, handle: SandboxHandle) -> None:
         """Stop every process where it stands; memory and files stay. Idempotent; execd does not answer meanwhile.
 

@@ -176,7 +176,7 @@ class DockerRuntime(Runtime):
         process = self._process(handle)
         if process is None:
             raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
-        return connect_in_namespace(process.pid, port, timeout_seconds=timeout_seconds)
+        return connect_in_namespace(process, port, timeout_seconds=timeout_seconds)
 
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use while it runs, and whether memory ran out after it ended."""
@@ -223,6 +223,20 @@ class DockerRuntime(Runtime):
         with self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
             found = engine.containers(all=True, filters={"label": [SANDBOX_LABEL]})
         return [self._handle(entry["Id"], entry["Labels"]) for entry in found]
+
+    def find(self, name: str) -> SandboxHandle | None:
+        """Ask for the one container of this name; see `Runtime.find`."""
+        try:
+            with self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
+                facts = engine.inspect_container(name)
+        except NotFound:
+            return None
+        labels = facts["Config"]["Labels"] or {}
+        return self._handle(facts["Id"], labels) if labels.get(SANDBOX_LABEL) == name else None
+
+    def access_token(self, handle: SandboxHandle) -> str:
+        """Give the token that the container got in its environment."""
+        return self._tokens.of(handle.name)
 
     def close(self) -> None:
         """Drop the connections to the engine."""

@@ -16,8 +16,7 @@ from core.logging import get_logger
 from core.metrics import serve_metrics
 from core.tracing import configure_tracing, shut_down_tracing, tracing_on
 from runtimes.base import Runtime
-from runtimes.docker import DockerConfig
-from runtimes.registry import build_runtime
+from runtimes.node import node_runtimes
 from workers.canary import Canary
 from workers.identity import NodeIdentity
 from workers.node import NodeWorker
@@ -90,32 +89,13 @@ def _start_when_possible(node: NodeWorker) -> None:
 
 def build_runtimes(settings: Settings) -> dict[str, Runtime]:
     """Build and check what the node offers. Raises RuntimeUnavailableError that says what to do."""
-    folder = settings.home_path / "runtimes"
-    # A worker may be killed, or replaced by a newer one: the next one goes on with what runs.
-    local = {"executor": settings.local_executor, "disk": settings.local_disk, "outlives": True}
-    docker = docker_options(settings)
-    runtimes: dict[str, Runtime] = {
-        name: build_runtime(name, folder, docker=docker, **local) for name in settings.runtimes
-    }
+    runtimes = node_runtimes(settings)
     for name, runtime in runtimes.items():
         runtime.check()
         limitations = runtime.limitations()
         if limitations:
             log.warning("runtime_has_limitations", runtime=name, limitations=list(limitations))
     return runtimes
-
-
-def docker_options(settings: Settings) -> dict[str, Any]:
-    """Give what the settings say about the `docker` runtime, by the names of its config.
-
-    What that config does not know is left out as long as it has its default; else building the runtime fails.
-    """
-    return {
-        config_name: getattr(settings, name)
-        for name, field in Settings.model_fields.items()
-        if (config_name := name.removeprefix("docker_")) != name
-        and (config_name in DockerConfig.model_fields or getattr(settings, name) != field.default)
-    }
 
 
 def _traceparent(task: Any) -> str | None:

@@ -228,7 +228,7 @@ class LocalRuntime(Runtime):
                 "only root can reach other ports of a local sandbox: run the worker as root, or use docker"
             )
             raise NotSupportedError(message)
-        return connect_in_namespace(record.init.pid, port, timeout_seconds=timeout_seconds)
+        return connect_in_namespace(record.init, port, timeout_seconds=timeout_seconds)
 
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use and OOM kills, also of a sandbox that has died but was not removed."""
@@ -263,6 +263,11 @@ class LocalRuntime(Runtime):
         for started in list(self._started.values()):
             started.poll()  # take in the ones that ended by themselves
         return [self._handle(record) for record in self._records().all()]
+
+    def find(self, name: str) -> SandboxHandle | None:
+        """Look at one record; see `Runtime.find`."""
+        record = self._records().find(name)
+        return None if record is None else self._handle(record)
 
     def close(self) -> None:
         """Let go of what starts sandboxes, unless one of this object is left that would die with it."""

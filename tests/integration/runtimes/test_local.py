@@ -291,13 +291,15 @@ def test_other_ports_are_reached_as_root_only(kind):
 def test_call_to_a_port_nobody_has_is_never_answered_by_itself(kind):
     """The kernel may pick the called port for the caller: such a socket is connected to itself, and in the way."""
     with kind.box() as box:
-        pid = process_of(box.handle.ref).pid
+        process = process_of(box.handle.ref)
         # Leaves the kernel two ports to pick from, and calls one of them.
         narrow = "echo 40000 40001 > /proc/sys/net/ipv4/ip_local_port_range"
-        subprocess.run(["nsenter", "--net", f"--target={pid}", "sh", "-c", narrow], check=True, timeout=20)
+        subprocess.run(
+            ["nsenter", "--net", f"--target={process.pid}", "sh", "-c", narrow], check=True, timeout=20
+        )
         for _ in range(20):
             with pytest.raises(ExecdUnreachableError):
-                connect_in_namespace(pid, 40_000, timeout_seconds=1)
+                connect_in_namespace(process, 40_000, timeout_seconds=1)
 
 
 @as_root

@@ -6,6 +6,7 @@ from sqlalchemy.exc import OperationalError
 
 from core.config import Settings
 from runtimes.fake import FakeRuntime
+from runtimes.node import docker_options
 from workers import process
 
 
@@ -54,7 +55,7 @@ def test_settings_of_the_docker_runtime_reach_its_config():
         redis_url=SecretStr("redis://h"),
         docker_oci_runtime="runsc",
     )
-    options = process.docker_options(settings)
+    options = docker_options(settings)
     assert (options["oci_runtime"], options["pull"]) == ("runsc", True)
 
 
@@ -67,7 +68,7 @@ class WeakRuntime(FakeRuntime):
 
 @pytest.mark.parametrize(("runtime", "expected"), [(WeakRuntime, 1), (FakeRuntime, 0)], ids=["weak", "sound"])
 def test_what_a_runtime_cannot_enforce_is_logged_once_at_the_start(monkeypatch, tmp_path, runtime, expected):
-    monkeypatch.setattr(process, "build_runtime", lambda _name, _folder, **_local: runtime())
+    monkeypatch.setattr(process, "node_runtimes", lambda _settings: {"one": runtime()})
     settings = Settings(
         database_url=SecretStr("postgresql://h/d"),
         redis_url=SecretStr("redis://h"),
