@@ -8,13 +8,22 @@ from uuid import UUID
 
 import redis
 
-__all__ = ["BATCH_CHANNEL", "CANCEL_CHANNEL", "SANDBOX_CHANNEL", "SCHEDULER_CHANNEL", "Wake"]
+__all__ = [
+    "BATCH_CHANNEL",
+    "CANCEL_CHANNEL",
+    "SANDBOX_CHANNEL",
+    "SCHEDULER_CHANNEL",
+    "TRAFFIC_CHANNEL",
+    "Wake",
+]
 
 SCHEDULER_CHANNEL = "sched:wake"
 CANCEL_CHANNEL = "cancel:{node_id}"
 BATCH_CHANNEL = "log:{batch_id}"
 SANDBOX_CHANNEL = "log:{sandbox_id}"
 """Both beside the channels of logs, so that one subscription of the API serves all."""
+TRAFFIC_CHANNEL = "sandbox:{sandbox_id}"
+"""By itself, for programs that listen for all sandboxes and for no logs."""
 _PAUSE_SECONDS = 2.0
 """After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
 
@@ -52,8 +61,9 @@ class Wake:
             self._publish(BATCH_CHANNEL.format(batch_id=batch_id), "1")
 
     def sandbox(self, sandbox_id: UUID) -> None:
-        """Tell those who wait for a live sandbox that it has changed."""
+        """Tell those who wait for a live sandbox, and those who lead traffic to it, that it has changed."""
         self._publish(SANDBOX_CHANNEL.format(sandbox_id=sandbox_id), "1")
+        self._publish(TRAFFIC_CHANNEL.format(sandbox_id=sandbox_id), "1")
 
     def _publish(self, channel: str, message: str) -> None:
         with self._lock:
