@@ -1,0 +1,57 @@
+"""From a request to the sandbox and port it is for."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from ingress.errors import RouteError
+from traffic.headers import HOST_ROUTES
+from traffic.heads import RequestHead, values_of
+
+__all__ = ["Route", "find_route"]
+
+_ID: Final = rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
+_PORT: Final = rb"[1-9][0-9]{0,4}"
+_KEY: Final = re.compile(rb"(%b)-(%b)" % (_ID, _PORT))
+_PATH: Final = re.compile(rb"/(%b)/(%b)(?=[/?]|\Z)" % (_ID, _PORT))
+_MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """target: for the program behind, byte for byte. prefix: what was cut off its path; empty if nothing was."""
+
+    sandbox_id: UUID
+    port: int
+    target: bytes
+    prefix: bytes = b""
+
+
+def find_route(head: RequestHead) -> Route:
+    """Read the header, else the first label of the host, else the path. Raises RouteError."""
+    for name in HOST_ROUTES:
+        keys = values_of(head.headers, name)
+        if len(keys) > 1:
+            raise RouteError(f"the header {name.decode()} is repeated")
+        if keys:
+            match = _KEY.fullmatch(keys[0])
+            if match is None:
+                raise RouteError(f"the header {name.decode()} is not ID-PORT")
+            return _route(match, head.target)
+    for host in values_of(head.headers, b"host"):
+        match = _KEY.fullmatch(host.partition(b".")[0])
+        if match is not None:
+            return _route(match, head.target)
+    match = _PATH.match(head.target)
+    if match is None:
+        raise RouteError("there is nothing here: the path is /ID/PORT/..., with a sandbox's id", status=404)
+    rest = head.target[match.end() :]
+    return _route(match, rest if rest.startswith(b"/") else b"/" + rest, match[0])
+
+
+def _route(match: "re.Match[bytes]", target: bytes, prefix: bytes = b"") -> Route:
+    port = int(match[2])
+    if port > _MAX_PORT:
+        raise RouteError(f"there is no port {port}")
+    return Route(UUID(match[1].decode()), port, target, prefix)
