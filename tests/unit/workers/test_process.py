@@ -68,7 +68,7 @@ class WeakRuntime(FakeRuntime):
 
 @pytest.mark.parametrize(("runtime", "expected"), [(WeakRuntime, 1), (FakeRuntime, 0)], ids=["weak", "sound"])
 def test_what_a_runtime_cannot_enforce_is_logged_once_at_the_start(monkeypatch, tmp_path, runtime, expected):
-    monkeypatch.setattr(process, "node_runtimes", lambda _settings: {"one": runtime()})
+    monkeypatch.setattr(process, "node_runtimes", lambda _settings: {"fake": runtime()})
     settings = Settings(
         database_url=SecretStr("postgresql://h/d"),
         redis_url=SecretStr("redis://h"),
