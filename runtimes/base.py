@@ -473,6 +473,10 @@ class Runtime(ABC):
         """Names of all snapshots there are on this host."""
         return ()
 
+    def snapshot_bytes(self, name: str) -> int | None:  # noqa: ARG002 -- not all can tell
+        """Room that a snapshot takes on this host; None if that is not known, or there is no such snapshot."""
+        return None
+
     def remove_snapshot(self, name: str) -> None:
         """Delete a snapshot; sandboxes that run from it go on. Idempotent."""
         raise NotSupportedError(f"the {self.name} runtime has no snapshot {name}")

@@ -209,6 +209,11 @@ class FakeRuntime(Runtime):
         """All names."""
         return sorted(self._snapshots)
 
+    def snapshot_bytes(self, name: str) -> int | None:
+        """Count the bytes of its files."""
+        files = self._snapshots.get(name)
+        return None if files is None else sum(len(data) for data, _ in files.values())
+
     def remove_snapshot(self, name: str) -> None:
         """Forget it."""
         self._snapshots.pop(name, None)

@@ -63,6 +63,15 @@ class ProcessRef:
         return [child for child in (self.of(int(number)) for number in numbers) if child is not None]
 
     @property
+    def parent(self) -> "ProcessRef | None":
+        """The process it is a child of; None once either is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return self.of(int(fields[1])) if int(fields[19]) == self.started else None
+
+    @property
     def user_ids(self) -> tuple[int, ...] | None:
         """Real, effective, saved and file system user on this host; None once it is gone."""
         try:

@@ -112,6 +112,10 @@ class NodeImages:
             finally:
                 self._release_unless_kept(name)
 
+    def snapshot_bytes(self, name: str) -> int | None:
+        """Room that a snapshot takes beside the image below it."""
+        return self._snapshots.size_bytes(name)
+
     def remove_snapshot(self, name: str) -> None:
         """Delete it, and free what it stood on."""
         with self._snapshots.held(name):

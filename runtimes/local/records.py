@@ -20,6 +20,7 @@ __all__ = ["Record", "RecordExistsError", "Records"]
 
 _SLOTS = 16_384
 _ENDING = ".json"
+_ATTACHED = ".kept"
 
 
 class RecordExistsError(Exception):
@@ -95,6 +96,20 @@ class Records:
         """All records, by name."""
         found = (self._read(self._path(name, slot)) for name, slot in sorted(self._slots_by_name().items()))
         return [record for record in found if record is not None]
+
+    def attach(self, record: Record, text: str) -> None:
+        """Keep a text beside a record, in the place of an earlier one; it is forgotten with the record."""
+        path = f"{self._folder}/{record.name}@{record.slot}{_ATTACHED}"
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "wb", buffering=0) as file:  # noqa: PTH123 -- see _names
+            file.write(text.encode())
+        os.rename(temporary, path)  # noqa: PTH104 -- see _names
+
+    def attached(self, record: Record) -> bytes | None:
+        """Give the text beside a record, if there is one."""
+        with suppress(FileNotFoundError):
+            return Path(f"{self._folder}/{record.name}@{record.slot}{_ATTACHED}").read_bytes()
+        return None
 
     def forget(self, record: Record) -> None:
         """Drop a record; its slot is free again."""

@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from runtimes.local.plan import Plan
 from runtimes.local.plan_parts import Sources
 from runtimes.local.preparation import Prepared, has_zygote, is_host_root, prepare
 from runtimes.local.records import Record, RecordExistsError, Records
+from runtimes.local.remembering import from_text, to_text
 from runtimes.local.roots import Root
 from runtimes.local.statistics import with_disk_use
 from runtimes.local.stored_image import build_stored_plan
@@ -166,8 +167,9 @@ class LocalRuntime(Runtime):
         with locked_names(handle.name):
             live = self._live_of(handle)
             record, zygote = self._alive(handle), self._zygote()
-            layers = [(zygote.see(zygote.layer_of(live.disk, live.generation)), self._first_id(record))]
-            layers += [(zygote.see(path), owner) for path, owner in live.base.written_layers]
+            sight = _sight_of(self._starter(record))
+            layers = [(sight(zygote.layer_of(live.disk, live.generation)), self._first_id(record))]
+            layers += [(sight(path), owner) for path, owner in live.base.written_layers]
             with self._standing_still(record):
                 self._images.save_snapshot(name, live.base, layers)
 
@@ -182,6 +184,9 @@ class LocalRuntime(Runtime):
         with locked_names(handle.name, spec.name):
             live = self._live_of(handle)
             record = self._alive(handle)
+            if self._starter(record).pid != self._zygote().pid:
+                message = f"{handle.name} was started by an earlier release, which no fork can follow: make a snapshot"
+                raise NotSupportedError(message)
             base = self._base_of_fork(live, record)
             again = replace(live, base=base, generation=live.generation + 1)
             # Planned before anything is made, so that a bad spec leaves nothing to take back.
@@ -205,6 +210,10 @@ class LocalRuntime(Runtime):
     def remove_snapshot(self, name: str) -> None:
         """Delete a snapshot; see `Runtime.remove_snapshot`."""
         self._images.remove_snapshot(name)
+
+    def snapshot_bytes(self, name: str) -> int | None:
+        """Room that a snapshot takes; see `Runtime.snapshot_bytes`."""
+        return self._images.snapshot_bytes(name)
 
     def snapshots(self) -> Sequence[str]:
         """Names of all snapshots of this node."""
@@ -343,6 +352,8 @@ class LocalRuntime(Runtime):
             )
             self._live[spec.name] = live
             started = self._started[spec.name] = prepared.executor.start(request)
+        if self._config.outlives:
+            prepared.records.attach(record, to_text(live))
         record = prepared.records.update(record, init=started.init, is_ready=True, disk=live.disk)
         return self._handle(record)
 
@@ -380,13 +391,31 @@ class LocalRuntime(Runtime):
         return record
 
     def _live_of(self, handle: SandboxHandle) -> Live:
-        """Give what is known of a sandbox that this object has started, and whose files it can get at."""
-        self._alive(handle)
+        """Give what is known of a sandbox that this object has started, or an earlier process of the node."""
+        record = self._alive(handle)
         self._zygote()
-        live = self._live.get(handle.name)
+        live = self._live.get(handle.name) or self._remember(self._records(), record)
         if live is None:
             raise NotSupportedError(f"only the process that started {handle.name} can copy its files")
         return live
+
+    def _remember(self, records: Records, record: Record) -> Live | None:
+        """Take up what an earlier process has kept of its sandbox, if it has."""
+        text = records.attached(record)
+        if text is None or not record.is_alive:
+            return None
+        try:
+            live = from_text(text)
+        except (ValueError, KeyError, TypeError):
+            return None  # of a release that wrote it in another way
+        return self._live.setdefault(record.name, live)
+
+    def _starter(self, record: Record) -> ProcessRef:
+        """Give the process that has the disk of a sandbox mounted. Raises DaemonError once it has ended."""
+        starter = None if record.init is None else record.init.parent
+        if starter is None or starter.pid == 1:
+            raise DaemonError("the starter of sandboxes has ended, and with it what they wrote")
+        return starter
 
     def _zygote(self) -> Zygote:
         executor = self._prepare().executor
@@ -508,6 +537,15 @@ class LocalRuntime(Runtime):
         self._images.sweep([record.name for record in records.all()])
         if self._disks is not None:
             self._disks.sweep()
+        # Now, and not when they are asked for: what one of them wrote may be a layer of another.
+        for record in records.all():
+            if record.name not in self._live:
+                self._remember(records, record)
+
+
+def _sight_of(starter: ProcessRef) -> Callable[[str], Path]:
+    """Give how this process sees a folder of a zygote's, be it ours or an earlier one's."""
+    return lambda path: Path(f"/proc/{starter.pid}/root{path}")
 
 
 def _ref(record: Record) -> str:

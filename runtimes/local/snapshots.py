@@ -18,7 +18,7 @@ from runtimes.local.images import ImageConfig
 from runtimes.local.images.locking import is_locked, lock_file, remove_free_lock
 from runtimes.local.layer_copy import copy_layer
 from runtimes.local.roots import Root
-from runtimes.local.trees import remove_tree
+from runtimes.local.trees import remove_tree, tree_bytes
 
 __all__ = ["SNAPSHOT_PREFIX", "SnapshotRecord", "Snapshots"]
 
@@ -111,6 +111,12 @@ class Snapshots:
     def list(self) -> list[str]:
         """All names."""
         return sorted(path.parent.name for path in self._folder.glob("[!.]*/snapshot.json"))
+
+    def size_bytes(self, name: str) -> int | None:
+        """Room that its own layers take on the disk; None if there is none of this name."""
+        with suppress(FileNotFoundError):
+            return tree_bytes(self._path(name))
+        return None
 
     def remove(self, name: str) -> None:
         """Delete a snapshot; sandboxes that run from it go on. Idempotent. The caller holds it. Raises DaemonError."""

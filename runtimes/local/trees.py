@@ -1,4 +1,4 @@
-"""Folders that strangers have filled: going through them, and deleting them, however deep they are.
+"""Folders that strangers have filled: going through them, measuring and deleting them, however deep they are.
 
 A path may be longer than the kernel takes, and a folder deeper than Python can recurse: so one handle goes down and up
 again. Nobody else may move folders in them meanwhile.
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["FolderHandle", "remove_tree"]
+__all__ = ["FolderHandle", "remove_tree", "tree_bytes"]
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -65,6 +65,33 @@ def remove_tree(folder: Path) -> None:
         with FolderHandle(folder) as handle:
             _empty(handle)
         folder.rmdir()
+
+
+def tree_bytes(folder: Path) -> int:
+    """Room that all in it takes on the disk; a file of several names counts once. Raises OSError."""
+    sizes: dict[int, int] = {}
+
+    def measure(names: list[str], handle: FolderHandle) -> None:
+        for name in names:
+            status = os.lstat(name, dir_fd=handle.number)
+            sizes[status.st_ino] = status.st_blocks * 512
+
+    with FolderHandle(folder) as handle:
+        folders, others = handle.entries()
+        measure([*folders, *others], handle)
+        # The folders that are left to look at, for each level from the top to where the handle is.
+        left = [folders]
+        while True:
+            if left[-1]:
+                handle.enter(left[-1].pop())
+                folders, others = handle.entries()
+                measure([*folders, *others], handle)
+                left.append(folders)
+                continue
+            left.pop()
+            if not left:
+                return sum(sizes.values())
+            handle.leave()
 
 
 def _empty(handle: FolderHandle) -> None:

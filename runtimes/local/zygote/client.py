@@ -135,11 +135,11 @@ class Zygote:
         """Give the path, for an `Overlay`, of what a sandbox of this zygote wrote in a generation."""
         return upper_of(str(self._folder), disk, generation)
 
-    def see(self, path: str) -> Path:
-        """Give the path by which this process, too, sees a folder of the zygote's."""
-        if self._connection is None:
-            raise DaemonError("the starter of sandboxes has ended, and with it what they wrote")
-        return Path(f"/proc/{self._connection.pid}/root{path}")
+    @property
+    def pid(self) -> int:
+        """Its number on this host; 0 if it has ended."""
+        connection = self._connection
+        return connection.pid if connection is not None and connection.is_alive else 0
 
     def close(self) -> None:
         """End the zygote, and with it every sandbox it started; one with a meeting place ends after its sandboxes."""

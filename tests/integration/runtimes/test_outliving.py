@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base import Command, KeptRun
+from core.errors import NotSupportedError
+from runtimes.base import Command, FileUpload, KeptRun
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
 from runtimes.processes import ProcessRef
@@ -133,6 +134,80 @@ def test_zygote_of_another_build_is_left_to_its_sandboxes(tmp_path, runtime_fold
     runtime.remove(new)
     runtime.close()
     wait_for(lambda: not zygotes[1].is_alive)
+
+
+@pytest.fixture
+def adopted(tmp_path, runtime_folder):
+    """A runtime as the next process has it, and the sandbox that it found there."""
+    state, bundles = tmp_path / "state", runtime_folder / "bundles"
+    run_and_die(state, bundles, "zygote", "sm-first")
+    runtime = next_runtime(tmp_path, runtime_folder)
+    yield runtime, runtime.list()[0]
+    for handle in runtime.list():
+        runtime.remove(handle)
+    runtime.close()
+
+
+def next_runtime(tmp_path, runtime_folder) -> LocalRuntime:
+    return LocalRuntime(
+        LocalConfig(state_dir=tmp_path / "state", bundle_dir=runtime_folder / "bundles", outlives=True)
+    )
+
+
+def write(runtime, handle, text: bytes) -> None:
+    runtime.executions(handle).upload([FileUpload("/tmp/text", text)])
+
+
+def read(runtime, handle) -> bytes:
+    return runtime.executions(handle).download("/tmp/text", max_bytes=100)
+
+
+def start(runtime, snapshot: str):
+    return runtime.create(make_spec(image=f"snapshot:{snapshot}"), timeout_seconds=START_SECONDS)
+
+
+@pytest.mark.skipif(not is_root(), reason="snapshots of local sandboxes need root")
+def test_successor_makes_snapshots_of_what_it_found(adopted):
+    runtime, handle = adopted
+    write(runtime, handle, b"kept")
+    runtime.snapshot(handle, "one")
+    write(runtime, handle, b"later")
+    assert read(runtime, start(runtime, "one")) == b"kept"
+    assert read(runtime, handle) == b"later"
+    assert runtime.snapshot_bytes("one") >= 4096
+
+
+@pytest.mark.skipif(not is_root(), reason="snapshots of local sandboxes need root")
+def test_successor_makes_snapshots_of_what_another_release_started(tmp_path, runtime_folder):
+    run_and_die(tmp_path / "state", runtime_folder / "bundles", "zygote", "sm-first")
+    (socket,) = (tmp_path / "state" / "zygotes").glob("*.socket")
+    socket.rename(socket.with_name("0123.socket"))  # as if its sources had been others
+    runtime = next_runtime(tmp_path, runtime_folder)
+    (handle,) = runtime.list()
+    write(runtime, handle, b"old")
+    runtime.snapshot(handle, "one")
+    with pytest.raises(NotSupportedError, match="an earlier release"):
+        runtime.fork(handle, make_spec(image="host"), timeout_seconds=START_SECONDS)
+    new = start(runtime, "one")
+    assert read(runtime, new) == b"old"
+    for each in (handle, new):
+        runtime.remove(each)
+    runtime.close()
+
+
+@pytest.mark.skipif(not is_root(), reason="forks of local sandboxes need root")
+def test_fork_of_what_was_found_outlives_once_more(adopted, tmp_path, runtime_folder):
+    runtime, handle = adopted
+    write(runtime, handle, b"shared")
+    first, second = runtime.fork(handle, make_spec(name="sm-second"), timeout_seconds=START_SECONDS)
+    third_runtime = next_runtime(tmp_path, runtime_folder)
+    # The first one's disk is a layer of the second, which this object has not started.
+    third_runtime.remove(first)
+    third_runtime.snapshot(second, "two")
+    again = start(third_runtime, "two")
+    assert (read(third_runtime, second), read(third_runtime, again)) == (b"shared", b"shared")
+    third_runtime.remove(again)
+    third_runtime.close()
 
 
 def parent_of(process: ProcessRef) -> ProcessRef:
