@@ -31,6 +31,7 @@ from services.live_sandboxes import LiveSandboxService, SandboxPolicy
 from services.log_hub import LogHub
 from services.regrades import RegradeService
 from services.schedules import ScheduleService
+from services.snapshots import SnapshotService
 from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
 from services.wake import Wake
@@ -91,6 +92,15 @@ class ApiServices:
         )
         return LiveSandboxService(
             connection, caller.tenant_id, policy=policy, box=self.box, actor=f"key:{caller.key_id}"
+        )
+
+    def snapshots(self, connection: Connection, caller: Principal) -> SnapshotService:
+        """Snapshots of the caller's sandboxes."""
+        return SnapshotService(
+            connection,
+            caller.tenant_id,
+            most=self.settings.max_snapshots,
+            actor=f"key:{caller.key_id}",
         )
 
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:

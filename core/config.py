@@ -137,6 +137,10 @@ class Settings(BaseSettings):
         examples=[86400],
         description="Longest timeout a sandbox may be made with or renewed to. Default: any.",
     )
+    # Each is as large as what its sandbox wrote; a hundred is far more than those who branch by hand ever keep.
+    max_snapshots: int = Field(
+        default=100, ge=0, description="Most snapshots of sandboxes that are kept of one tenant."
+    )
     # Sandboxes that wait for a person or a model use a tenth of what they may use, and far less CPU.
     sandbox_cpu_request: float = Field(
         default=0.1, gt=0, le=1, description="Part of its CPU limit that a live sandbox reserves on its node."

@@ -67,6 +67,9 @@ POINTS = frozenset(
         "progress.ruled_after_commit",
         "fanout.mid_page",
         "fanout.after_page",
+        "snapshot.before_make",
+        "snapshot.made",
+        "snapshot.removed",
         "webhook.before_post",
         "webhook.after_post",
     }

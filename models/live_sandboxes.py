@@ -5,7 +5,17 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, Integer, PrimaryKeyConstraint, desc, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    desc,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import Text
@@ -13,7 +23,7 @@ from sqlalchemy.types import Text
 from models.base import Base
 from models.states import sql_list
 
-__all__ = ["ENDED_STATES", "SandboxEvent", "SandboxSession", "WireState"]
+__all__ = ["ENDED_STATES", "SandboxEvent", "SandboxOutput", "SandboxSession", "WireState"]
 
 _NOW = text("clock_timestamp()")
 _EMPTY = text("'{}'::jsonb")
@@ -114,3 +124,24 @@ class SandboxEvent(Base):
     actor: Mapped[str]
     reason: Mapped[str]
     message: Mapped[str | None]
+
+
+class SandboxOutput(Base):
+    """What a live sandbox's entrypoint wrote, as far as anybody asked or it has ended: the end of it, bounded.
+
+    wanted_at: since when somebody waits for it to be read anew. read_at: when it was. total_bytes: written in all.
+    ended: how the entrypoint ended, in words; None while it runs, or where nobody has seen it end.
+    """
+
+    __tablename__ = "sandbox_outputs"
+    __table_args__ = (
+        Index("sandbox_outputs_wanted_idx", "node_id", postgresql_where=text("wanted_at IS NOT NULL")),
+    )
+
+    trial_id: Mapped[UUID] = mapped_column(primary_key=True)
+    node_id: Mapped[UUID | None]
+    wanted_at: Mapped[datetime | None]
+    read_at: Mapped[datetime | None]
+    output: Mapped[bytes] = mapped_column(server_default=text("''::bytea"))
+    total_bytes: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    ended: Mapped[str | None]

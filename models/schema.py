@@ -7,6 +7,7 @@ import models.operators
 import models.retention
 import models.schedules
 import models.scheduling
+import models.snapshots
 import models.tables
 import models.usage
 import models.webhooks  # noqa: F401 -- imported for what it registers

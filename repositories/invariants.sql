@@ -289,7 +289,7 @@ WHERE d.unmet_needs <> e.unmet;
 
 -- I12 dead_letter_missing always: a trial ended by a failure of ours and is no dead letter
 SELECT t.id::text AS subject, t.failure ->> 'code' AS detail
-FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra'
+FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra' AND t.slots > 0
   AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.trial_id = t.id);
 
 -- I14 trial_not_as_told always: the events of a trial do not lead to its present state

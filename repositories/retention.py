@@ -70,6 +70,7 @@ _DELETE_OF_TRIALS = (
     "DELETE FROM grades WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM sandboxes WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM sandbox_events WHERE trial_id = ANY(%(ids)s)",
+    "DELETE FROM sandbox_outputs WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM sandbox_sessions WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM attempts WHERE trial_id = ANY(%(ids)s)",
     "DELETE FROM trials WHERE id = ANY(%(ids)s)",

@@ -13,6 +13,7 @@ from core.jsonb import to_jsonb
 from core.sealing import SecretBox
 from core.tracing import current_traceparent
 from models.live_sandboxes import WireState
+from models.snapshots import SnapshotState
 from repositories.live_sandboxes import (
     LiveSandboxRepository,
     NewSandboxRow,
@@ -20,6 +21,7 @@ from repositories.live_sandboxes import (
     SandboxRow,
     WishRow,
 )
+from repositories.snapshots import SnapshotRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
@@ -28,6 +30,8 @@ from services.sandbox_errors import (
     EndpointNotReadyError,
     SandboxMissingError,
     SandboxStateError,
+    SnapshotMissingError,
+    SnapshotStateError,
     WireConflictError,
     WireFailureError,
     WireInvalidError,
@@ -35,6 +39,7 @@ from services.sandbox_errors import (
 from services.session_spec import SessionSpec
 
 __all__ = [
+    "NODE_LABEL",
     "Deletion",
     "Endpoint",
     "LiveSandboxService",
@@ -43,6 +48,9 @@ __all__ = [
     "SandboxPolicy",
     "image_auth_purpose",
 ]
+
+NODE_LABEL = "sandmill/node"
+"""Every node has this label, with its id; what only one node can do asks for it."""
 
 _NOT_YET = frozenset({WireState.PENDING, WireState.RESUMING})
 
@@ -133,12 +141,15 @@ class LiveSandboxService:
         """Accept a sandbox; gives its id, and whether the same request made it before.
 
         Raises QuotaExceededError, WireInvalidError for a timeout beyond the installation's, IdempotencyConflictError,
-        NotSupportedError for registry credentials where nothing can be sealed.
+        NotSupportedError for registry credentials where nothing can be sealed, SnapshotMissingError,
+        SnapshotStateError.
         """
         earlier = self._keys.claim(identity, sandbox_id) if identity is not None else None
         if earlier is not None:
             return earlier, True
         self._check_timeout(new.timeout_seconds)
+        if new.snapshot_id is not None:
+            new = self._restored(new, new.snapshot_id)
         self._room.refuse_early(1)
         self._sandboxes.insert(self._to_row(new, sandbox_id))
         self._room.hold(1)
@@ -269,6 +280,25 @@ class LiveSandboxService:
                 field="timeout",
             )
 
+    def _restored(self, new: NewSandbox, snapshot_id: UUID) -> NewSandbox:
+        """Let a sandbox start from a snapshot, where that is. Its variables come along, as they do in a container."""
+        row = SnapshotRepository(self._connection, self._tenant_id).hold(snapshot_id)
+        if row is None:
+            raise SnapshotMissingError(snapshot_id)
+        if row.state != SnapshotState.READY:
+            why = f": {row.state_message}" if row.state_message else ""
+            raise SnapshotStateError(
+                "SNAPSHOT::NOT_READY",
+                f"snapshot {snapshot_id} is {row.state}{why}; it has to be Ready to start a sandbox from it",
+            )
+        if new.runtime not in (None, row.runtime):
+            raise _bad_restore(f"was made by the runtime {row.runtime}, and {new.runtime} cannot start it")
+        if new.platform is not None and row.platform not in (None, new.platform):
+            raise _bad_restore(f"is of the platform {_spelled(row.platform)}, not {_spelled(new.platform)}")
+        spec = replace(new.spec, image=f"snapshot:{row.runtime_name}", env={**row.env, **new.spec.env})
+        labels = {**new.node_labels, NODE_LABEL: str(row.node_id)}
+        return replace(new, spec=spec, runtime=row.runtime, node_labels=labels)
+
     def _to_row(self, new: NewSandbox, sandbox_id: UUID) -> NewSandboxRow:
         policy = self._policy
         spec = replace(new.spec, timeouts=replace(new.spec.timeouts, queue=policy.start_seconds))
@@ -311,6 +341,14 @@ class LiveSandboxService:
 def image_auth_purpose(sandbox_id: UUID) -> str:
     """Say what sealed registry credentials are for, so that those of one sandbox open no other's."""
     return f"image-auth/{sandbox_id}"
+
+
+def _bad_restore(message: str) -> SnapshotStateError:
+    return SnapshotStateError("SNAPSHOT::INVALID_RESTORE_CONFIG", f"snapshotId: the snapshot {message}")
+
+
+def _spelled(platform: Mapping[str, str] | None) -> str:
+    return "/".join((platform or {}).get(part, "?") for part in ("os", "arch"))
 
 
 def _visible(row: SandboxRow | None, sandbox_id: UUID) -> SandboxRow:

@@ -1,4 +1,4 @@
-"""Ends live sandboxes that nobody else ends: expired ones, and those whose trial has ended without them."""
+"""Ends what nobody else ends: sandboxes that expired or whose trial has ended, snapshots that no node will make."""
 
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 from core.logging import get_logger
 from models.states import Outcome
 from repositories.session_keeping import SessionKeepingRepository
+from repositories.snapshot_keeping import SnapshotKeepingRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 
@@ -16,6 +17,8 @@ __all__ = ["SessionSweeper"]
 log = get_logger(__name__)
 
 _ACTOR = "scheduler"
+_SNAPSHOT_SECONDS = 30.0
+"""A node that is there settles a snapshot within a second of its sandbox's end."""
 _MESSAGES = {
     "queue_timeout": "no node had room for it in time: look at its limits, its runtime, and the nodes there are",
     "node_lost": "the node that ran it was lost, and what was in it with it",
@@ -39,7 +42,7 @@ class SessionSweeper:
 
     def run(self) -> int:
         """Look once; gives how many were ended or begun to be ended."""
-        return self._expire() + self._end_orphaned()
+        return self._expire() + self._end_orphaned() + self._give_up_snapshots()
 
     def _expire(self) -> int:
         with self._engine.begin() as connection:
@@ -74,6 +77,22 @@ class SessionSweeper:
         for one in orphaned:
             self._tell(one.trial_id)
         return len(orphaned)
+
+    def _give_up_snapshots(self) -> int:
+        """Fail snapshots that nobody will make: the sandbox is over, and its node has not said a word since."""
+        with self._engine.begin() as connection:
+            keeping = SnapshotKeepingRepository(connection)
+            lost = keeping.lost(after_seconds=_SNAPSHOT_SECONDS)
+            for snapshot_id in lost:
+                keeping.mark_failed(
+                    snapshot_id,
+                    reason="snapshot_runtime_timeout",
+                    message="its sandbox is over, and its node was lost before the snapshot was made",
+                    actor=_ACTOR,
+                )
+        for snapshot_id in lost:
+            self._tell(snapshot_id)
+        return len(lost)
 
 
 def _reason(code: str) -> str:

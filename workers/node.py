@@ -34,6 +34,7 @@ from services.attempt_journal import AttemptJournal
 from services.attempt_runner import AttemptRunner, WorkerParts
 from services.attempt_writes import AttemptStatements
 from services.live_log import LivePublisher
+from services.live_sandboxes import NODE_LABEL
 from services.log_pump import LogWriter
 from services.regrades import Regrader
 from services.seen_images import SeenImages
@@ -357,10 +358,11 @@ class NodeWorker:
 
     def _sweep(self) -> None:
         while not self._stopping.wait(_SWEEP_SECONDS):
-            try:
-                self._remove_leftovers()
-            except Exception:
-                log.exception("sweep_failed")
+            for sweep in (self._remove_leftovers, self._sessions.reconcile_snapshots):
+                try:
+                    sweep()
+                except Exception:
+                    log.exception("sweep_failed")
 
     def _publish_all(self, messages: Iterable[tuple[str, str]]) -> None:
         """Tell live readers. A lost message costs them a re-read of the store."""
@@ -441,7 +443,8 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         memory_bytes=memory,
         slots=settings.worker_slots,
         gpu=settings.worker_gpu,
-        labels=settings.worker_labels,
+        # Last: nobody else's label may stand for this node.
+        labels={**settings.worker_labels, NODE_LABEL: str(node_id)},
         pid=os.getpid(),
         version=_version(),
         boot_id=boot_id(),

@@ -16,9 +16,11 @@ from core.jsonb import to_jsonb
 from core.logging import get_logger
 from core.metrics import LIVE_SANDBOXES
 from core.sealing import SecretBox
+from models.snapshots import SnapshotState
 from models.states import AttemptState, Outcome
 from repositories.attempts import AttemptEnd, ClaimedAttempt
 from repositories.session_keeping import SessionKeepingRepository, Wish
+from repositories.snapshot_keeping import SnapshotOrder
 from repositories.trial_ending import TrialEndingRepository
 from runtimes.base import Runtime, SandboxHandle, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
@@ -33,6 +35,7 @@ from services.session_starting import (
     start_sandbox,
     to_sandbox_spec,
 )
+from workers.snapshots import SnapshotKeeper
 
 __all__ = ["SessionKeeper", "is_session"]
 
@@ -103,6 +106,7 @@ class SessionKeeper:
         self._box = box
         self._tell = tell
         self._on_end = on_end
+        self._snapshots = SnapshotKeeper(self._statements, runtimes, node_id=node_id, tell=tell)
         self._lock = threading.Lock()
         self._live: dict[UUID, _Live] = {}
         self._wake = threading.Event()
@@ -137,6 +141,10 @@ class SessionKeeper:
         """Look now: something was wished, or an attempt was asked to stop."""
         self._wake.set()
 
+    def reconcile_snapshots(self) -> None:
+        """Hold what the rows say of this node's snapshots against what its runtimes have."""
+        self._snapshots.reconcile()
+
     def take(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> bool:
         """Bring a claimed or adopted sandbox to run. True: it is kept here from now on. Never raises."""
         writer = AttemptWriter(self._attempts, control)
@@ -169,10 +177,10 @@ class SessionKeeper:
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
         live = _Live(claimed, control, session_id, runtime, handle)
-        control.arm(lambda: runtime.remove(handle))
+        # Only what is not ours any more goes at once: before any other end, snapshots that were accepted are made.
+        control.arm(lambda: runtime.remove(handle) if control.disowned else self.wake())
         if not is_new:
-            with suppress(RunFailure):
-                live.is_paused = runtime.state(handle).phase == "paused"
+            self._let_go_on(live, writer)
         try:
             if is_new:
                 self._mark_running(live, writer)
@@ -225,6 +233,18 @@ class SessionKeeper:
             live.control.request(StopReason.DISOWNED)
             raise DisownedError
 
+    def _let_go_on(self, live: _Live, writer: AttemptWriter) -> None:
+        """See whether an adopted one stands still; one that an earlier process had stop for a snapshot goes on."""
+        kept = writer.ask(
+            lambda connection: SessionKeepingRepository(connection).details(live.claimed.trial_id)
+        )
+        with suppress(RunFailure):
+            live.is_paused = live.runtime.state(live.handle).phase == "paused"
+            if live.is_paused and kept is not None and kept.state == "Running":
+                live.runtime.resume(live.handle)
+                live.is_paused = False
+                log.info("sandbox_thawed", trial_id=str(live.claimed.trial_id))
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._wake.wait(_POLL_SECONDS)
@@ -246,6 +266,7 @@ class SessionKeeper:
             self._obey()
             self._look_whether_they_run(idle)
             self._expire()
+        self._obey_snapshots()
 
     def _obey(self) -> None:
         with self._statements.connect() as connection:
@@ -260,6 +281,23 @@ class SessionKeeper:
                 self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
             else:
                 self._begin(live, lambda live=live, wish=wish: self._switch(live, wish))  # type: ignore[misc]
+
+    def _obey_snapshots(self) -> None:
+        for order in self._snapshots.orders():
+            if order.state == SnapshotState.DELETING:
+                self._submit(lambda order=order: self._snapshots.remove(order))  # type: ignore[misc]
+                continue
+            with self._lock:
+                live = self._live.get(order.sandbox_id)
+            if live is None and order.is_orphan:
+                self._submit(lambda order=order: self._snapshots.settle(order))  # type: ignore[misc]
+            elif live is not None and not live.is_busy:
+                self._begin(live, lambda live=live, order=order: self._make_snapshot(live, order))  # type: ignore[misc]
+
+    def _make_snapshot(self, live: _Live, order: SnapshotOrder) -> None:
+        self._snapshots.make(order, live.runtime, live.handle)
+        # There may be another order, or a wish that found this one busy.
+        self.wake()
 
     def _look_whether_they_run(self, idle: list[_Live]) -> None:
         """Notice what ended by itself or by another's hand. A part at a time, so that each is asked now and then."""
@@ -306,6 +344,16 @@ class SessionKeeper:
         except RuntimeError:  # the pool is shut down: this process ends
             live.is_busy = False
 
+    def _submit(self, action: Callable[[], None]) -> None:
+        def act() -> None:
+            try:
+                action()
+            except Exception:
+                log.exception("snapshot_action_failed")
+
+        with suppress(RuntimeError):  # the pool is shut down: this process ends
+            self._actions.submit(act)
+
     def _switch(self, live: _Live, wish: Wish) -> None:
         """Pause or resume."""
         pauses = wish.state == "Pausing"
@@ -334,6 +382,8 @@ class SessionKeeper:
 
     def _end(self, live: _Live, end: _End | None) -> None:
         """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
+        if end is not None and not live.control.disowned:
+            self._make_last_snapshots(live)
         stats = SandboxStats()
         with suppress(RunFailure):
             stats = live.runtime.stats(live.handle)
@@ -351,6 +401,13 @@ class SessionKeeper:
             LIVE_SANDBOXES.set(len(self))
             self._on_end(live.claimed)
             self._tell(live.claimed.trial_id)
+
+    def _make_last_snapshots(self, live: _Live) -> None:
+        """Keep the word given: a snapshot that was accepted before the end is made before the end."""
+        try:
+            self._snapshots.make_all(live.claimed.trial_id, live.runtime, live.handle)
+        except Exception:
+            log.exception("last_snapshots_not_made", trial_id=str(live.claimed.trial_id))
 
     def _write_end(
         self,

@@ -19,6 +19,9 @@ __all__ = [
     "RenewRequest",
     "SandboxListView",
     "SandboxView",
+    "SnapshotListView",
+    "SnapshotRequest",
+    "SnapshotView",
     "StatusView",
     "VolumeRequest",
     "WireRequest",
@@ -130,6 +133,12 @@ class RenewRequest(WireRequest):
     expires_at: AwareDatetime
 
 
+class SnapshotRequest(WireRequest):
+    """Body of POST /sandboxes/{id}/snapshots, which may be left out."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+
+
 class MetricsEventRequest(WireRequest):
     """What a client tells of a create of its own."""
 
@@ -179,6 +188,23 @@ class SandboxListView(WireView):
     """A page of sandboxes."""
 
     items: list[SandboxView]
+    pagination: PaginationView
+
+
+class SnapshotView(WireView):
+    """A snapshot."""
+
+    id: str
+    sandbox_id: str
+    status: StatusView
+    created_at: datetime
+    name: str | None = None
+
+
+class SnapshotListView(WireView):
+    """A page of snapshots."""
+
+    items: list[SnapshotView]
     pagination: PaginationView
 
 

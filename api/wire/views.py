@@ -1,9 +1,10 @@
 """Rows as the lifecycle API shows them."""
 
-from api.wire.schemas import PaginationView, SandboxView, StatusView
+from api.wire.schemas import PaginationView, SandboxView, SnapshotView, StatusView
 from repositories.live_sandboxes import SandboxRow
+from repositories.snapshots import SnapshotRow
 
-__all__ = ["to_pagination", "to_sandbox_view"]
+__all__ = ["to_pagination", "to_sandbox_view", "to_snapshot_view"]
 
 
 def to_sandbox_view(row: SandboxRow) -> SandboxView:
@@ -25,6 +26,22 @@ def to_sandbox_view(row: SandboxRow) -> SandboxView:
         extensions=row.extensions,
         allocation=None if row.pool is None else {"mode": "pool", "poolRef": row.pool, "state": "allocated"},
         expires_at=row.expires_at,
+    )
+
+
+def to_snapshot_view(row: SnapshotRow) -> SnapshotView:
+    """Show a snapshot."""
+    return SnapshotView(
+        id=str(row.id),
+        sandbox_id=str(row.sandbox_id),
+        status=StatusView(
+            state=row.state,
+            reason=row.state_reason,
+            message=row.state_message,
+            last_transition_at=row.state_at,
+        ),
+        created_at=row.created_at,
+        name=row.name,
     )
 
 

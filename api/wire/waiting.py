@@ -3,35 +3,37 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 from uuid import UUID
 
 from starlette.concurrency import run_in_threadpool
 
 from api.services import ApiServices
-from repositories.live_sandboxes import SandboxRow
 from services.log_hub import LogListener
 
 __all__ = ["ChangeWaiter", "watching"]
+
+_Row = TypeVar("_Row")
 
 _LOOK_SECONDS = 1.0
 """Between two looks at the row while nothing is heard: a message may be lost."""
 
 
 class ChangeWaiter:
-    """Waits for one sandbox to change."""
+    """Waits for one sandbox, or one snapshot, to change."""
 
     def __init__(self, listener: LogListener) -> None:
-        """listener: hears of the sandbox since before the change was asked for."""
+        """listener: hears of it since before the change was asked for."""
         self._listener = listener
 
     async def until(
         self,
-        read: Callable[[], SandboxRow | None],
-        is_over: Callable[[SandboxRow], bool],
+        read: Callable[[], _Row | None],
+        is_over: Callable[[_Row], bool],
         *,
         seconds: float,
         now: bool = False,
-    ) -> SandboxRow | None:
+    ) -> _Row | None:
         """Give the row once it is so, or after so long as it is then; None if it is gone. now: look before waiting."""
         deadline = time.monotonic() + seconds
         if not now:
@@ -45,7 +47,7 @@ class ChangeWaiter:
 
 
 @asynccontextmanager
-async def watching(services: ApiServices, sandbox_id: UUID) -> AsyncIterator[ChangeWaiter]:
-    """Hear of a sandbox's changes from here on."""
-    async with services.hub.listen(sandbox_id) as listener:
+async def watching(services: ApiServices, key: UUID) -> AsyncIterator[ChangeWaiter]:
+    """Hear of the changes of a sandbox, or of a snapshot, from here on. key: its id."""
+    async with services.hub.listen(key) as listener:
         yield ChangeWaiter(listener)

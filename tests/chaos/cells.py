@@ -75,11 +75,12 @@ def all_cells(runtimes: Sequence[str]) -> list[Cell]:
     """Every point with every action that makes sense there, on every runtime, with one scheduler and with two.
 
     What the API does depends on neither runtime nor scheduler, so it is tried with one of each; fan-out not on the
-    runtime, and it takes a thousand trials. Webhooks have their own tests, with a receiver.
+    runtime, and it takes a thousand trials. Webhooks have their own tests, with a receiver; snapshots theirs, with live
+    sandboxes.
     """
     cells = []
     for point, action in itertools.product(sorted(POINTS), ACTIONS):
-        if (point, action) in _OFF_LIMITS or point.startswith("webhook."):
+        if (point, action) in _OFF_LIMITS or point.startswith(("webhook.", "snapshot.")):
             continue
         if point.startswith("api."):
             cells.append(Cell(point, action, "fake", 1))
