@@ -15,6 +15,7 @@ from api.metrics import ApiMetrics
 from api.middleware import RequestMiddleware
 from api.openapi_examples import add_response_examples
 from api.openapi_parts import add_request_schemas
+from api.proxy.middleware import ServerProxy, ServerProxyMiddleware
 from api.query import refuse_unknown_parameters
 from api.routes import (
     admin,
@@ -80,15 +81,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         arm_or_exit(program="api")
     configure_logging(level=settings.log_level, style=settings.log_format)
     services = build_services(settings)
+    proxy = ServerProxy(services)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         configure_tracing("sandmill-api")
         await anyio.to_thread.run_sync(services.store.sweep)
         services.hub.start()
+        proxy.start()
         try:
             yield
         finally:
+            await proxy.aclose()
             await services.hub.aclose()
             services.redis.close()
             services.engine.dispose()
@@ -110,6 +114,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.services = services
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
+    app.add_middleware(ServerProxyMiddleware, proxy=proxy)
     install_error_handlers(app)
     for part in (
         admin,

@@ -12,7 +12,7 @@ from api.metrics import ApiMetrics
 from core.logging import get_logger
 from core.tracing import span, tracing_on
 
-__all__ = ["RequestMiddleware"]
+__all__ = ["RequestMiddleware", "bind_request"]
 
 log = get_logger(__name__)
 
@@ -34,10 +34,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
-        structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        request_id = bind_request(scope)
         started = time.monotonic()
         status = 0
         is_stream = False
@@ -91,6 +88,15 @@ class RequestMiddleware:
             duration_ms=round(seconds * 1000, 1),
             tenant_id=scope["state"].get("tenant_id"),
         )
+
+
+def bind_request(scope: Scope) -> str:
+    """Give a request its id, which its log lines bear from here on."""
+    request_id = _request_id(scope)
+    scope.setdefault("state", {})["request_id"] = request_id
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    return request_id
 
 
 def _route(scope: Scope) -> str:

@@ -10,6 +10,7 @@ import redis
 from fastapi import Depends, Header, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Connection, Engine
+from starlette.requests import HTTPConnection
 
 from api.errors import TooManyFailuresError
 from api.metrics import ApiMetrics
@@ -37,7 +38,16 @@ from services.trials import TrialService
 from services.wake import Wake
 from services.webhooks import WebhookService
 
-__all__ = ["Admin", "ApiServices", "Caller", "FailureLimiter", "IdempotencyKey", "Services", "make_identity"]
+__all__ = [
+    "Admin",
+    "ApiServices",
+    "Caller",
+    "FailureLimiter",
+    "IdempotencyKey",
+    "Services",
+    "authenticate_call",
+    "make_identity",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +178,27 @@ def _key_holder(
     header: Annotated[str | None, Security(_header)],
 ) -> Principal | Operator:
     key = bearer.credentials if bearer is not None else header
-    if key is None and _may_come_without_key(request, services.settings):
-        request.state.api_key = None
+    holder = authenticate_call(request, services, key)
+    request.state.api_key = key
+    return holder
+
+
+def authenticate_call(call: HTTPConnection, services: ApiServices, key: str | None) -> Principal | Operator:
+    """Say who calls. key: as the call shows it. May ask the database.
+
+    Raises UnauthenticatedError, TooManyFailuresError.
+    """
+    if key is None and _may_come_without_key(call, services.settings):
         return services.authenticator.anonymous()
     try:
-        principal = services.authenticator.authenticate(key or "")
+        return services.authenticator.authenticate(key or "")
     except UnauthenticatedError:
-        if services.failures.count(request.client.host if request.client else "-"):
+        if services.failures.count(call.client.host if call.client else "-"):
             raise TooManyFailuresError("too many calls with a bad key: wait a minute") from None
         raise
-    request.state.api_key = key
-    return principal
 
 
-def _may_come_without_key(request: Request, settings: Settings) -> bool:
+def _may_come_without_key(call: HTTPConnection, settings: Settings) -> bool:
     """Whether a call without a key acts for the default tenant: one by a program of this machine, if settings say so.
 
     Not by a page in its browser, which any site could make call us: pages of others send an Origin, and those that had
@@ -189,11 +206,9 @@ def _may_come_without_key(request: Request, settings: Settings) -> bool:
     """
     if not settings.insecure_server or settings.server_api_key is not None:
         return False
-    if not _SIGNS_OF_OTHERS.isdisjoint(request.headers):
+    if not _SIGNS_OF_OTHERS.isdisjoint(call.headers):
         return False
-    return is_loopback(request.client.host if request.client else "") and is_loopback(
-        request.url.hostname or ""
-    )
+    return is_loopback(call.client.host if call.client else "") and is_loopback(call.url.hostname or "")
 
 
 def _caller(request: Request, holder: Annotated[Principal | Operator, Depends(_key_holder)]) -> Principal:

@@ -10,6 +10,7 @@ from ingress.errors import IngressError
 from ingress.limits import Limits
 from traffic.bodies import BodyReader, request_framing
 from traffic.errors import MessageError
+from traffic.headers import INGRESS_ERROR
 from traffic.heads import RequestHead, format_head, read_request, values_of
 from traffic.streams import Stream
 
@@ -88,6 +89,7 @@ class Connection:
         """Send an error."""
         later = error.retry_after_seconds
         headers = [] if later is None else [(b"Retry-After", b"%d" % later)]
+        headers.append((INGRESS_ERROR, error.code.encode()))
         await self.reply(
             error.status,
             error.body,

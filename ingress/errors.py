@@ -5,13 +5,28 @@ import json
 __all__ = ["IngressError", "NotServedError", "RouteError"]
 
 
-class IngressError(Exception):
-    """An answer in words. retry_after_seconds: set where the same request may work soon."""
+_CODES = {
+    401: "MISSING_OR_INVALID_SECURE_ACCESS",
+    404: "DOCKER::SANDBOX_NOT_FOUND",
+    502: "BACKEND_CONNECTION_FAILED",
+    503: "SANDBOX::UNAVAILABLE",
+    504: "BACKEND_TIMEOUT",
+}
 
-    def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
+
+class IngressError(Exception):
+    """An answer in words. code: for the server proxy, whose clients read codes of the protocol's catalogue.
+
+    retry_after_seconds: set where the same request may work soon.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.code = code or _CODES.get(status, "SANDBOX::INVALID_PARAMETER")
         self.retry_after_seconds = retry_after_seconds
 
     @property
@@ -36,8 +51,7 @@ class NotServedError(IngressError):
     """The port is one that clients ask for, and nothing answers there in this release."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(501, message)
-        self.code = code
+        super().__init__(501, message, code=code)
 
     @property
     def content_type(self) -> bytes:

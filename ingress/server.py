@@ -277,7 +277,8 @@ def _refusal(job: _Job, backend: Backend, error: BackendError | MessageError) ->
         return IngressError(error.status, error.message)
     if backend.is_reused and job.can_repeat:
         return _StaleError()
-    return IngressError(502, f"port {job.port} of the sandbox: {error.message}")
+    said = f"port {job.port} of the sandbox: {error.message}"
+    return IngressError(502, said, code="BACKEND_RESPONSE_FAILED")
 
 
 def _is_health(request: RequestHead) -> bool:
@@ -290,7 +291,9 @@ def _check_state(target: SandboxTarget) -> None:
         case WireState.RUNNING:
             return
         case WireState.PAUSED | WireState.PAUSING:
-            raise IngressError(503, "the sandbox is paused: resume it first")
+            raise IngressError(
+                503, "the sandbox is paused: resume it first", code="DOCKER::SANDBOX_NOT_RUNNING"
+            )
         case WireState.PENDING | WireState.RESUMING:
             raise IngressError(
                 503, f"the sandbox is not running yet, it is {target.state}", retry_after_seconds=1

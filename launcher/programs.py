@@ -28,6 +28,8 @@ def api_command(host: str, port: int, options: Sequence[str] | None = None) -> t
         *("--host", host, "--port", str(port)),
         *(_DEFAULT_API_OPTIONS if options is None else options),
         *("--no-access-log", "--no-server-header", "--log-level", "warning"),
+        # Named, since else it depends on what else is installed.
+        *("--ws", "wsproto"),
     )
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "ACCESS_RENEW",
     "EXECD_TOKEN",
     "HOST_ROUTES",
+    "INGRESS_ERROR",
     "SECURE_ACCESS",
     "Forwarded",
     "passing_headers",
@@ -19,6 +20,9 @@ __all__ = [
 
 SECURE_ACCESS: Final = b"opensandbox-secure-access"
 ACCESS_RENEW: Final = b"opensandbox-access-renew"
+INGRESS_ERROR: Final = b"Sandmill-Ingress-Error"
+"""Code of an answer that is the ingress's own; nobody behind it can send this header."""
+
 EXECD_TOKEN: Final = b"x-execd-access-token"
 HOST_ROUTES: Final = (b"opensandbox-ingress-to", b"open-sandbox-ingress")
 """In the order in which they count; the second is the old name of the first."""
@@ -46,8 +50,7 @@ def passing_headers(headers: Headers, *, is_request: bool, also: Collection[byte
         for token in value.split(b",")
     }
     dropped = _HOP_BY_HOP | (named - _FRAMING) | frozenset(also)
-    if is_request:
-        dropped |= _NEVER
+    dropped |= _NEVER if is_request else {INGRESS_ERROR.lower()}
     return [
         (name, value)
         for name, value in headers

@@ -34,7 +34,14 @@ class AppThread:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, log_level="error", access_log=False, timeout_graceful_shutdown=1, lifespan="on"
+            app,
+            log_level="error",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            lifespan="on",
+            ws="wsproto",
+            # Tests come as clients of any address, not as the front proxy that is trusted on this machine.
+            proxy_headers=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
