@@ -111,7 +111,10 @@ class Regrade(Base):
 
 
 class Grade(Base):
-    """One trial of a regrade: pending until `graded_at`, then part of its history. number: the grade_no it gave."""
+    """One trial of a regrade: pending until `graded_at`, then part of its history. number: the grade_no it gave.
+
+    tries: how often a worker has begun; the last of them has until claimed_until.
+    """
 
     __tablename__ = "grades"
     __table_args__ = (
@@ -129,3 +132,5 @@ class Grade(Base):
     failure: Mapped[dict[str, Any] | None]
     grade: Mapped[dict[str, Any] | None]
     graded_at: Mapped[datetime | None]
+    tries: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    claimed_until: Mapped[datetime | None]

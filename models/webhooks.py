@@ -46,6 +46,7 @@ class WebhookEndpoint(Base):
     disabled_at: Mapped[datetime | None]
     disabled_reason: Mapped[str | None]
     deleted_at: Mapped[datetime | None]
+    enabled_at: Mapped[datetime] = mapped_column(server_default=_NOW)
 
 
 class BatchWebhook(Base):

@@ -235,6 +235,40 @@ SELECT a.trial_id::text AS subject, 'fence ' || a.fence AS detail
 FROM attempts a WHERE a.state = 'finished' AND NOT EXISTS (
   SELECT 1 FROM log_heads h WHERE h.trial_id = a.trial_id AND h.fence = a.fence AND h.closed);
 
+-- I11 end_not_announced live: a webhook was there when a trial or batch ended and got no message
+SELECT t.id::text AS subject, 'trial finished at ' || t.finished_at || ', webhook ' || e.id AS detail
+FROM webhook_endpoints e JOIN trials t ON t.tenant_id = e.tenant_id
+WHERE e.deleted_at IS NULL AND e.disabled_at IS NULL AND 'trial.finished' = ANY(e.events)
+  AND t.finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  -- One that was being added at that moment may have missed it.
+  AND t.finished_at > e.enabled_at + make_interval(secs => %(slack)s)
+  AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d
+                  WHERE d.endpoint_id = e.id AND d.subject_id = t.id AND d.event = 'trial.finished' AND d.url IS NULL)
+UNION ALL
+SELECT b.id::text, 'batch finished at ' || b.finished_at || ', webhook ' || e.id
+FROM webhook_endpoints e JOIN batches b ON b.tenant_id = e.tenant_id
+WHERE e.deleted_at IS NULL AND e.disabled_at IS NULL AND 'batch.finished' = ANY(e.events)
+  AND b.state = 'finished' AND b.finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  AND b.finished_at > e.enabled_at + make_interval(secs => %(slack)s)
+  AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d
+                  WHERE d.endpoint_id = e.id AND d.subject_id = b.id AND d.event = 'batch.finished' AND d.url IS NULL);
+
+-- I11 end_announced_twice always: a receiver got two messages about one end, so that it cannot tell them for one
+SELECT d.subject_id::text AS subject, count(*) || ' messages to ' || coalesce(d.url, d.endpoint_id::text) AS detail
+FROM webhook_deliveries d WHERE d.event = 'trial.finished'
+GROUP BY d.subject_id, d.endpoint_id, d.url HAVING count(*) > 1;
+
+-- I11 delivered_without_answer always: a message counts as delivered and its receiver did not say so
+SELECT d.id::text AS subject, d.tries || ' tries, last answer ' || coalesce(d.last_status::text, 'none') AS detail
+FROM webhook_deliveries d
+WHERE d.state = 'delivered' AND (d.tries = 0 OR d.last_status IS NULL OR d.last_status NOT BETWEEN 200 AND 299);
+
+-- I11 message_for_nobody live: a message is due to a receiver that was deleted, and nobody has given it up
+SELECT d.id::text AS subject, 'webhook ' || e.id || ', deleted at ' || e.deleted_at AS detail
+FROM webhook_deliveries d JOIN webhook_endpoints e ON e.id = d.endpoint_id
+WHERE d.state = 'pending' AND e.deleted_at IS NOT NULL
+  AND greatest(d.next_try_at, e.deleted_at) < clock_timestamp() - make_interval(secs => 60 + %(slack)s);
+
 -- I12 trials_miscounted always: a job has not as many trials as it says, made or yet to be made
 SELECT j.id::text AS subject, coalesce(t.n, 0) || ' made, ' || j.tail_count || ' to be made, of ' || j.trial_count AS detail
 FROM jobs j LEFT JOIN (
@@ -291,6 +325,31 @@ WHERE d.unmet_needs <> e.unmet;
 SELECT t.id::text AS subject, t.failure ->> 'code' AS detail
 FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra' AND t.slots > 0
   AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.trial_id = t.id);
+
+-- I13 reservation_left live: an attempt has ended and its budget is still reserved
+SELECT a.trial_id::text AS subject, 'fence ' || a.fence || ', ' || a.reserved_cpu_seconds || ' s' AS detail
+FROM attempts a
+WHERE a.reserved_cpu_seconds IS NOT NULL AND a.charged_at IS NULL
+  AND a.finished_at < clock_timestamp() - make_interval(secs => 30 + %(slack)s);
+
+-- I13 blob_use_left always: something that is gone keeps a blob
+SELECT u.owner_id::text AS subject, u.digest AS detail
+FROM blob_uses u
+WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = u.owner_id)
+  AND NOT EXISTS (SELECT 1 FROM schedules s WHERE s.id = u.owner_id);
+
+-- I13 counter_left always: something that is gone still has counters, or entries that nobody will count
+SELECT p.batch_id::text AS subject, 'batch_progress' AS detail
+FROM batch_progress p WHERE NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = p.batch_id)
+UNION ALL
+SELECT p.job_id::text, 'job_progress' FROM job_progress p WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = p.job_id)
+UNION ALL
+SELECT i.batch_id::text, 'batch_inbox' FROM batch_inbox i WHERE NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = i.batch_id);
+
+-- I13 session_left live: two sessions of one node are open
+SELECT s.node_id::text AS subject, count(*) || ' open sessions' AS detail
+FROM worker_sessions s WHERE s.ended_at IS NULL AND s.lease_until > clock_timestamp()
+GROUP BY s.node_id HAVING count(*) > 1;
 
 -- I14 trial_not_as_told always: the events of a trial do not lead to its present state
 SELECT t.id::text AS subject, t.state || ', last told ' || coalesce(e.to_state, 'nothing') AS detail

@@ -40,15 +40,28 @@ FROM grades g JOIN regrades r ON r.id = g.regrade_id AND r.tenant_id = %(tenant_
 WHERE g.trial_id = %(trial_id)s ORDER BY g.graded_at NULLS LAST, r.created_at, r.id
 """
 
-# The lock on the row is the claim: it goes with the worker, whatever becomes of it.
+# A claim that nobody has settled in its time is another worker's to take; the number of tries is its fence.
 _CLAIM = """
-SELECT g.regrade_id, g.trial_id, t.batch_id, t.job_id, t.tenant_id, t.fence, r.verdict, j.spec, a.steps
-FROM grades g
-  JOIN regrades r ON r.id = g.regrade_id
-  JOIN trials t ON t.id = g.trial_id
+WITH next AS (
+  SELECT regrade_id, trial_id FROM grades
+  WHERE graded_at IS NULL AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
+  ORDER BY regrade_id, trial_id LIMIT 1 FOR UPDATE SKIP LOCKED
+), claimed AS (
+  UPDATE grades g SET tries = g.tries + 1, claimed_until = clock_timestamp() + make_interval(secs => %(hold)s)
+  FROM next n WHERE g.regrade_id = n.regrade_id AND g.trial_id = n.trial_id
+  RETURNING g.regrade_id, g.trial_id, g.tries
+)
+SELECT c.regrade_id, c.trial_id, t.batch_id, t.job_id, t.tenant_id, t.fence, r.verdict, j.spec, a.steps, c.tries
+FROM claimed c
+  JOIN regrades r ON r.id = c.regrade_id
+  JOIN trials t ON t.id = c.trial_id
   JOIN jobs j ON j.id = t.job_id
   JOIN attempts a ON a.trial_id = t.id AND a.fence = t.fence
-WHERE g.graded_at IS NULL ORDER BY g.regrade_id, g.trial_id LIMIT 1 FOR UPDATE OF g SKIP LOCKED
+"""
+
+_LOCK = """
+SELECT 1 FROM grades
+WHERE regrade_id = %(regrade_id)s AND trial_id = %(trial_id)s AND tries = %(tries)s AND graded_at IS NULL FOR UPDATE
 """
 
 _ARTIFACT = """
@@ -99,7 +112,10 @@ class GradeRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingGrade:
-    """What a worker needs to grade a trial again. verdict: None for that of the spec. fence: of its last attempt."""
+    """What a worker needs to grade a trial again. verdict: None for that of the spec. fence: of its last attempt.
+
+    tries: with this one.
+    """
 
     regrade_id: UUID
     trial_id: UUID
@@ -110,6 +126,7 @@ class PendingGrade:
     verdict: dict[str, Any] | None
     spec: dict[str, Any]
     steps: list[dict[str, Any]]
+    tries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +165,15 @@ class RegradeRepository(TenantSqlRepository):
 class RegradeWorkRepository(SqlRepository):
     """What workers do, for all tenants."""
 
-    def claim(self) -> PendingGrade | None:
-        """Take the oldest wish that nobody else is at, for as long as the transaction lasts."""
-        row = self._row(_CLAIM)
+    def claim(self, *, hold_seconds: float) -> PendingGrade | None:
+        """Take the oldest wish that nobody else is at; after so long it is there for others again."""
+        row = self._row(_CLAIM, {"hold": hold_seconds})
         return None if row is None else PendingGrade(**row)
+
+    def lock(self, pending: PendingGrade) -> bool:
+        """Keep others from settling the wish. False: somebody else has claimed or settled it meanwhile."""
+        parameters = {"regrade_id": pending.regrade_id, "trial_id": pending.trial_id, "tries": pending.tries}
+        return self._row(_LOCK, parameters) is not None
 
     def artifact(self, pending: PendingGrade, path: str) -> str | None:
         """The digest of a file kept from the attempt."""

@@ -125,6 +125,16 @@ DELETE FROM webhook_endpoints e WHERE e.deleted_at IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM batch_webhooks w WHERE w.endpoint_id = e.id)
 """
 
+# As long as the trial has its row, so has its dead letter.
+_DELETE_DEAD_LETTERS = """
+DELETE FROM dead_letters WHERE trial_id IN (
+  SELECT d.trial_id FROM dead_letters d
+  WHERE (coalesce(d.replayed_at, d.discarded_at) < clock_timestamp() - make_interval(secs => %(settled)s)
+         OR d.created_at < clock_timestamp() - make_interval(secs => %(open)s))
+    AND NOT EXISTS (SELECT 1 FROM trials t WHERE t.id = d.trial_id)
+  ORDER BY d.n LIMIT %(limit)s)
+"""
+
 _DELETE_FIRES = """
 DELETE FROM schedule_fires WHERE (schedule_id, fire_at) IN (
   SELECT schedule_id, fire_at FROM schedule_fires
@@ -198,6 +208,11 @@ class RetentionRepository(SqlRepository):
         deleted = self._count(_DELETE_DELIVERIES, {"seconds": age_seconds, "limit": PAGE})
         self._count(_DELETE_ENDPOINTS)
         return deleted
+
+    def delete_dead_letters(self, *, settled_seconds: float, open_seconds: float) -> int:
+        """Delete those that were replayed or discarded so long ago, and any that is as old as that, once archived."""
+        parameters = {"settled": settled_seconds, "open": open_seconds, "limit": PAGE}
+        return self._count(_DELETE_DEAD_LETTERS, parameters)
 
     def delete_fires(self, *, age_seconds: float) -> int:
         """Delete old times of schedules."""

@@ -39,11 +39,17 @@ WITH RECURSIVE targets(target) AS (
   WHERE id IN (SELECT id FROM chosen) AND state = 'pending' AND next_try_at <= clock_timestamp()
   FOR UPDATE SKIP LOCKED
 )
-UPDATE webhook_deliveries d SET tries = tries + 1, next_try_at = clock_timestamp() + make_interval(secs => %(hold)s)
+UPDATE webhook_deliveries d SET
+  -- One that was deleted while the message was being written: the delete has not seen it.
+  state = CASE WHEN e.deleted_at IS NULL THEN d.state ELSE 'dead' END,
+  finished_at = CASE WHEN e.deleted_at IS NOT NULL THEN clock_timestamp() END,
+  last_error = CASE WHEN e.deleted_at IS NULL THEN d.last_error ELSE 'webhook deleted' END,
+  tries = tries + CASE WHEN e.deleted_at IS NULL THEN 1 ELSE 0 END,
+  next_try_at = clock_timestamp() + make_interval(secs => %(hold)s)
 FROM locked l, webhook_endpoints e
 WHERE d.id = l.id AND e.id = d.endpoint_id
 RETURNING d.id, d.tenant_id, d.endpoint_id, d.target, coalesce(d.url, e.url) AS url, d.event, d.payload, d.tries,
-  e.secret, CASE WHEN e.previous_until > clock_timestamp() THEN e.previous_secret END AS previous_secret
+  d.state = 'pending' AS is_wanted, e.secret, CASE WHEN e.previous_until > clock_timestamp() THEN e.previous_secret END AS previous_secret
 """
 
 # tries: whoever claimed it later owns it.
@@ -130,7 +136,7 @@ class WebhookOutboxRepository(SqlRepository):
                 "hold": hold_seconds,
             },
         )
-        return [DueDelivery(**row) for row in rows]
+        return [DueDelivery(**row) for row in rows if row.pop("is_wanted")]
 
     def mark_delivered(self, delivery: DueDelivery, *, status: int) -> bool:
         """The receiver has it. False: somebody else has claimed it meanwhile."""

@@ -34,7 +34,9 @@ WHERE {_MINE} AND e.id = %(id)s
 """
 
 _ENABLE = f"""
-UPDATE webhook_endpoints e SET disabled_at = NULL, disabled_reason = NULL WHERE {_MINE} AND e.id = %(id)s
+UPDATE webhook_endpoints e SET disabled_at = NULL, disabled_reason = NULL,
+  enabled_at = CASE WHEN disabled_at IS NULL THEN enabled_at ELSE clock_timestamp() END
+WHERE {_MINE} AND e.id = %(id)s
 """
 
 # What waits is given up in the same statement: nothing is sent to a receiver that was deleted.

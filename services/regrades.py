@@ -7,6 +7,7 @@ from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from core.blobstore import BlobStore
 from core.errors import FailureClass
@@ -33,6 +34,16 @@ _SUPERSEDED = Failure(
 )
 _MAX_FILE_BYTES = 64 << 20
 """A file of results is smaller; what is larger was collected for another purpose."""
+
+_HOLD_SECONDS = 120.0
+_MOST_TRIES = 5
+"""A stored result that is not graded within its time so often will never be."""
+
+_TOO_SLOW = Failure(
+    FailureClass.INFRA,
+    "regrade_timeout",
+    f"the stored result was not graded within {_HOLD_SECONDS:g} s, {_MOST_TRIES} times; ask for a simpler verdict",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,63 +109,86 @@ class Regrader:
         self._blobs = blobs
 
     def regrade_one(self) -> bool:
-        """Give one trial its next grade. False: nobody asked for any."""
+        """Give one trial its next grade. False: nobody asked for any.
+
+        No transaction is held while it is graded. Whoever takes too long, or dies, has used up one of a few tries.
+        """
         with self._engine.begin() as connection:
             repository = RegradeWorkRepository(connection)
-            pending = repository.claim()
+            pending = repository.claim(hold_seconds=_HOLD_SECONDS)
             if pending is None:
                 return False
-            try:
-                end = _to_end(self._compute(connection, pending))
-            except Exception as error:
-                # The trial keeps what it has. The wish is answered all the same: else every worker would stumble over
-                # it for ever.
-                log.exception("regrade_failed", trial_id=str(pending.trial_id))
-                repository.note_failure(pending, _failed(error))
+            if pending.tries > _MOST_TRIES:
+                log.error("regrade_given_up", trial_id=str(pending.trial_id), tries=_MOST_TRIES)
+                repository.note_failure(pending, _TOO_SLOW.to_json())
                 return True
-            repository.lock_batch(pending.batch_id)
-            applied = repository.apply(pending, end)
-            if applied is None:
-                repository.note_failure(pending, _SUPERSEDED.to_json())
-                return True
-            number, old_outcome = applied
-            if old_outcome != end.outcome:
-                repository.move_count(pending, old_outcome=old_outcome, outcome=end.outcome)
-            repository.note(pending, end, number=number, old_outcome=old_outcome)
-            progress = BatchProgressRepository(connection)
-            detail = {"grade_no": number, "old_outcome": old_outcome}
-            progress.add_event(
-                [pending.batch_id],
-                "trial.regraded",
-                trial_id=pending.trial_id,
-                outcome=end.outcome,
-                detail=detail,
-            )
-            # Jobs may wait for how this one ended.
-            progress.recount_unmet([pending.job_id])
-            progress.look_at(pending.batch_id, [pending.job_id])
-        log.info("trial_regraded", trial_id=str(pending.trial_id), outcome=end.outcome, old=old_outcome)
+        try:
+            end = _to_end(self._compute(pending))
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            # The trial keeps what it has. The wish is answered all the same: else every worker would stumble over
+            # it.
+            log.exception("regrade_failed", trial_id=str(pending.trial_id))
+            failure = _failed(error)
+            self._settle(pending, lambda c: RegradeWorkRepository(c).note_failure(pending, failure))
+            return True
+        self._settle(pending, lambda connection: _apply(connection, pending, end))
         return True
 
-    def _compute(self, connection: Connection, pending: PendingGrade) -> Grade:
+    def _settle(self, pending: PendingGrade, action: Callable[[Connection], None]) -> None:
+        with self._engine.begin() as connection:
+            repository = RegradeWorkRepository(connection)
+            # In the order of the verbs: the batch before what belongs to it.
+            repository.lock_batch(pending.batch_id)
+            if repository.lock(pending):
+                action(connection)
+            else:
+                log.warning("regrade_too_late", trial_id=str(pending.trial_id), tries=pending.tries)
+
+    def _compute(self, pending: PendingGrade) -> Grade:
         spec = JobSpec.from_json(pending.spec)
         if pending.verdict is not None:
             spec = replace(spec, verdict=verdict_from_json(pending.verdict))
-        logs, files = LogChunkRepository(connection), RegradeWorkRepository(connection)
+
+        def read_log(step: str) -> bytes:
+            with self._engine.begin() as connection:
+                return LogChunkRepository(connection).read_step(pending.trial_id, pending.fence, step)
 
         def read_artifact(path: str) -> bytes | None:
-            digest = files.artifact(pending, path)
+            with self._engine.begin() as connection:
+                digest = RegradeWorkRepository(connection).artifact(pending, path)
             if digest is None:
                 return None
             with self._blobs.open(digest) as file:
                 return file.read(_MAX_FILE_BYTES)
 
-        return grade(
-            spec,
-            [_to_step(step) for step in pending.steps],
-            lambda step: logs.read_step(pending.trial_id, pending.fence, step),
-            read_artifact,
-        )
+        return grade(spec, [_to_step(step) for step in pending.steps], read_log, read_artifact)
+
+
+def _apply(connection: Connection, pending: PendingGrade, end: GradeEnd) -> None:
+    """Give the grade, count it, and tell of it. Needs the locks of the batch and of the wish."""
+    repository = RegradeWorkRepository(connection)
+    applied = repository.apply(pending, end)
+    if applied is None:
+        repository.note_failure(pending, _SUPERSEDED.to_json())
+        return
+    number, old_outcome = applied
+    if old_outcome != end.outcome:
+        repository.move_count(pending, old_outcome=old_outcome, outcome=end.outcome)
+    repository.note(pending, end, number=number, old_outcome=old_outcome)
+    progress = BatchProgressRepository(connection)
+    progress.add_event(
+        [pending.batch_id],
+        "trial.regraded",
+        trial_id=pending.trial_id,
+        outcome=end.outcome,
+        detail={"grade_no": number, "old_outcome": old_outcome},
+    )
+    # Jobs may wait for how this one ended.
+    progress.recount_unmet([pending.job_id])
+    progress.look_at(pending.batch_id, [pending.job_id])
+    log.info("trial_regraded", trial_id=str(pending.trial_id), outcome=end.outcome, old=old_outcome)
 
 
 def _failed(error: Exception) -> dict[str, Any]:

@@ -55,6 +55,12 @@ class Retention:
             self._page(
                 "deliveries_deleted", lambda r: r.delete_deliveries(age_seconds=policy.delivery_days * _DAY)
             ),
+            self._page(
+                "dead_letters_deleted",
+                lambda r: r.delete_dead_letters(
+                    settled_seconds=policy.delivery_days * _DAY, open_seconds=policy.history_days * _DAY
+                ),
+            ),
             self._page("fires_deleted", lambda r: r.delete_fires(age_seconds=policy.delivery_days * _DAY)),
             self._page("blobs_released", lambda r: r.delete_blobs(age_seconds=policy.blob_days * _DAY)),
         ]

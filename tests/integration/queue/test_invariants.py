@@ -18,6 +18,13 @@ QUEUED = "(SELECT id FROM trials WHERE state = 'queued')"
 LONG_AGO = "clock_timestamp() - interval '1 hour'"
 EVENT = "INSERT INTO trial_events (trial_id, subject, fence, actor, from_state, to_state) VALUES "
 
+HOOK = """
+    INSERT INTO webhook_endpoints (id, tenant_id, name, url, target, events, secret)
+    SELECT gen_random_uuid(), tenant_id, 'hook', 'https://x', 'x', '{trial.finished}', '' FROM trials LIMIT 1"""
+MESSAGE = f"""
+    INSERT INTO webhook_deliveries (id, tenant_id, endpoint_id, target, event, subject_id, payload)
+    SELECT gen_random_uuid(), tenant_id, id, 'x', 'trial.finished', {DONE}, '{{}}' FROM webhook_endpoints"""
+
 PLANTS = {
     "ends_twice": f"{EVENT} ({DONE}, 'trial', 1, 'ghost', 'finished', 'finished')",
     "batch_ends_early": f"""
@@ -71,6 +78,22 @@ PLANTS = {
         {EVENT} ({RUNNING}, 'attempt', 2, 'ghost', '', 'dispatched')""",
     "log_has_gap": "UPDATE log_heads SET next_seq = 1",
     "end_without_log": "DELETE FROM log_heads",
+    "end_not_announced": f"""
+        {HOOK}; UPDATE webhook_endpoints SET enabled_at = {LONG_AGO}""",
+    "end_announced_twice": f"{HOOK}; {MESSAGE}; {MESSAGE}",
+    "delivered_without_answer": f"""
+        {HOOK}; {MESSAGE}; UPDATE webhook_deliveries SET state = 'delivered', finished_at = now(), last_status = 302,
+                                                         tries = 1""",
+    "message_for_nobody": f"""
+        {HOOK}; {MESSAGE}; UPDATE webhook_deliveries SET next_try_at = {LONG_AGO};
+        UPDATE webhook_endpoints SET deleted_at = {LONG_AGO}""",
+    "reservation_left": f"""
+        UPDATE attempts SET reserved_cpu_seconds = 1, finished_at = {LONG_AGO} WHERE trial_id = {DONE}""",
+    "blob_use_left": "INSERT INTO blob_uses (owner_id, tenant_id, digest) VALUES (gen_random_uuid(), 1, 'd')",
+    "counter_left": "INSERT INTO batch_progress (batch_id) VALUES (gen_random_uuid())",
+    "session_left": """
+        INSERT INTO worker_sessions (id, node_id, pid, version, lease_until)
+        SELECT gen_random_uuid(), node_id, 1, '0', lease_until FROM worker_sessions""",
     "trials_miscounted": "UPDATE jobs SET tail_count = 1, trial_count = trial_count + 2",
     "jobs_miscounted": f"""
         UPDATE batches SET trial_count = 7 WHERE id = (SELECT batch_id FROM trials WHERE id = {QUEUED})""",

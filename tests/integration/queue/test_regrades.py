@@ -6,8 +6,11 @@ from dataclasses import asdict
 
 import pytest
 
+import services.regrades
+import services.verdicts
 from core.blobstore import BlobStore
 from repositories.log_chunks import Chunk, LogChunkRepository
+from repositories.regrades import RegradeWorkRepository
 from services.jobspec import ExitCodeVerdict, LogVerdict, Need, RewardVerdict, Step, StepRole
 from services.outcomes import StepResult
 from services.problems import InvalidFieldsError, Problem
@@ -231,3 +234,68 @@ def test_an_outcome_cannot_change_without_the_next_grade(batches):
     for change in ("outcome = 'passed'", "outcome = 'passed', grade_no = 2"):
         with pytest.raises(sqlalchemy.exc.IntegrityError, match="next grade"):
             batches.world.execute(f"UPDATE trials SET {change} WHERE batch_id = %(b)s", b=batch)
+
+
+def wish(batches: BatchWorld) -> dict:
+    return batches.world.execute("SELECT * FROM grades")[0]
+
+
+@pytest.fixture
+def asked(batches: BatchWorld):
+    """A finished trial, and the wish to grade it again."""
+    batches.submit(judged("a"))
+    (one,) = batches.start()
+    finish(batches, one)
+    ask(batches, "trial", one.trial_id, PASSING)
+    return one
+
+
+def test_what_is_being_graded_is_left_to_its_worker_until_its_time_is_over(batches, blobs, asked):
+    with batches.world.engine.begin() as connection:
+        assert RegradeWorkRepository(connection).claim(hold_seconds=60) is not None
+    assert regrade_all(batches, blobs) == 0
+    batches.world.execute("UPDATE grades SET claimed_until = now() - interval '1 second'")
+    assert regrade_all(batches, blobs) == 1
+    assert (wish(batches)["outcome"], wish(batches)["tries"]) == ("passed", 2)
+
+
+def test_no_transaction_is_open_while_a_trial_is_graded(batches, blobs, asked, monkeypatch):
+    seen = []
+
+    def look(*arguments):
+        seen.append(
+            batches.world.execute(
+                "SELECT count(*) AS n FROM pg_stat_activity WHERE state LIKE 'idle in transaction%%'"
+                " AND datname = current_database()"
+            )[0]["n"]
+        )
+        return services.verdicts.grade(*arguments)
+
+    monkeypatch.setattr(services.regrades, "grade", look)
+    assert regrade_all(batches, blobs) == 1
+    assert seen == [0]
+
+
+def test_a_grade_that_comes_too_late_is_dropped(batches, blobs, asked, monkeypatch):
+    def slow(*arguments):
+        batches.world.execute("UPDATE grades SET claimed_until = now() - interval '1 second'")
+        with batches.world.engine.begin() as connection:
+            assert RegradeWorkRepository(connection).claim(hold_seconds=60) is not None
+        return services.verdicts.grade(*arguments)
+
+    monkeypatch.setattr(services.regrades, "grade", slow)
+    assert Regrader(batches.world.engine, blobs).regrade_one()
+    assert wish(batches)["graded_at"] is None
+    assert batches.world.trial(asked.trial_id)["outcome"] == "failed"
+
+
+def test_a_wish_that_nobody_settles_in_time_ends_after_a_few_tries(batches, blobs, asked):
+    for _ in range(5):
+        with batches.world.engine.begin() as connection:
+            assert RegradeWorkRepository(connection).claim(hold_seconds=-1) is not None
+    assert regrade_all(batches, blobs) == 1
+    row = wish(batches)
+    assert (row["outcome"], row["number"], row["failure"]["code"]) == (None, None, "regrade_timeout")
+    assert row["graded_at"] is not None
+    assert batches.world.trial(asked.trial_id)["outcome"] == "failed"
+    assert regrade_all(batches, blobs) == 0

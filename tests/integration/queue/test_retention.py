@@ -27,6 +27,7 @@ POLICY = RetentionPolicy(
     batch_days=30, artifact_days=30, log_days=30, history_days=400, delivery_days=14, blob_days=7
 )
 OLD = timedelta(days=31)
+INFRA = '{"class": "infra", "code": "daemon_error", "message": "m"}'
 DIGEST = "sha256:" + "ab" * 32
 
 
@@ -40,8 +41,8 @@ def retention(world: QueueWorld, store: BlobStore) -> Retention:
     return Retention(world.engine, store, POLICY)
 
 
-def finished_batch(world: QueueWorld, tenant: int, *, count: int = 1, age: timedelta = OLD):
-    trials = finish(world, tenant, count=count)
+def finished_batch(world: QueueWorld, tenant: int, *, count: int = 1, age: timedelta = OLD, **end):
+    trials = finish(world, tenant, count=count, **end)
     world.end_batches()
     batch = world.trial(trials[0])["batch_id"]
     world.execute(
@@ -213,6 +214,7 @@ def test_archiver_knows_every_table_that_refers_to_what_it_deletes(world):
         ("trials", "jobs"),
         ("attempts", "trials"),
         ("sandboxes", "attempts"),
+        ("sandbox_sessions", "trials"),
     }, "let repositories/retention.py delete its rows, or give the key ON DELETE CASCADE"
 
 
@@ -465,3 +467,34 @@ def test_messages_and_times_that_have_served_their_time_go(world, retention):
     world.execute("UPDATE webhook_deliveries SET finished_at = now() - interval '15 days'")
     settle(retention)
     assert (count(world, "webhook_deliveries"), count(world, "webhook_endpoints")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "days", "stays"),
+    [
+        ("replayed_at = clock_timestamp() - interval '13 days', replayed_as = trial_id", 13, True),
+        ("replayed_at = clock_timestamp() - interval '15 days', replayed_as = trial_id", 15, False),
+        ("discarded_at = clock_timestamp() - interval '15 days'", 15, False),
+        ("code = code", 399, True),
+        ("code = code", 401, False),
+    ],
+    ids=["lately replayed", "replayed", "discarded", "open", "open for too long"],
+)
+def test_dead_letter_of_an_archived_trial_goes_when_its_time_is_over(world, retention, change, days, stays):
+    finished_batch(world, world.tenant(), outcome="error", failure=INFRA)
+    world.execute(
+        f"UPDATE dead_letters SET {change}, created_at = clock_timestamp() - make_interval(days => %(d)s)",
+        d=days,
+    )
+    settle(retention)
+    assert count(world, "dead_letters") == int(stays)
+
+
+def test_dead_letter_of_a_trial_that_is_there_stays_however_old(world, retention):
+    finished_batch(world, world.tenant(), age=timedelta(days=1), outcome="error", failure=INFRA)
+    world.execute(
+        "UPDATE dead_letters SET created_at = clock_timestamp() - interval '500 days',"
+        " discarded_at = clock_timestamp() - interval '400 days'"
+    )
+    settle(retention)
+    assert count(world, "dead_letters") == 1

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from datetime import datetime
 
 import pytest
 from psycopg.types.json import Jsonb
@@ -393,3 +394,31 @@ def test_payload_stays_as_it_was_written(world):
     data = deliveries(world)[0]["payload"]["data"]
     assert data["failure"] == {"class": "task", "code": "nonzero_exit"}
     assert parse_url("http://127.0.0.1:9/", field="url").origin == deliveries(world)[0]["target"]
+
+
+def test_a_message_that_a_delete_did_not_see_is_given_up_and_not_sent(world, make_sender):
+    tenant = world.tenant()
+    with Receiver() as receiver:
+        add_webhook(world, tenant, receiver.url(), events=(WebhookEvent.TRIAL_FINISHED,))
+        finish(world, tenant)
+        world.execute("UPDATE webhook_endpoints SET deleted_at = clock_timestamp()")
+        make_sender().tick()
+        (row,) = deliveries(world)
+        assert (row["state"], row["tries"], row["last_error"]) == ("dead", 0, "webhook deleted")
+        assert row["finished_at"] is not None
+        assert receiver.messages == []
+
+
+def test_a_webhook_that_was_off_says_since_when_it_is_on_again(world):
+    tenant = world.tenant()
+    add_webhook(world, tenant, "http://127.0.0.1:9/")
+    (row,) = world.execute("SELECT id, enabled_at FROM webhook_endpoints")
+
+    def enable() -> datetime:
+        with world.engine.begin() as connection:
+            WebhookService(connection, tenant, box=BOX).enable(row["id"])
+        return world.execute("SELECT enabled_at FROM webhook_endpoints")[0]["enabled_at"]
+
+    assert enable() == row["enabled_at"]
+    world.execute("UPDATE webhook_endpoints SET disabled_at = clock_timestamp(), disabled_reason = 'gone'")
+    assert enable() > row["enabled_at"]
