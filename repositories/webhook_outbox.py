@@ -49,7 +49,8 @@ UPDATE webhook_deliveries d SET
 FROM locked l, webhook_endpoints e
 WHERE d.id = l.id AND e.id = d.endpoint_id
 RETURNING d.id, d.tenant_id, d.endpoint_id, d.target, coalesce(d.url, e.url) AS url, d.event, d.payload, d.tries,
-  d.state = 'pending' AS is_wanted, e.secret, CASE WHEN e.previous_until > clock_timestamp() THEN e.previous_secret END AS previous_secret
+  d.state = 'pending' AS is_wanted, e.secret,
+  CASE WHEN e.previous_until > clock_timestamp() THEN e.previous_secret END AS previous_secret
 """
 
 # tries: whoever claimed it later owns it.

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
     "/{batch_id}/events",
     summary="Read or follow what happens in a batch",
     response_model=EventPageView,
-    responses=error_responses(404) | BATCH_EVENT_RESPONSES,
+    responses=error_responses(404, 410) | BATCH_EVENT_RESPONSES,
 )
 async def get_events(
     *,

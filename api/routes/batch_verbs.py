@@ -34,16 +34,16 @@ __all__ = ["router"]
 router = APIRouter(prefix="/v1")
 
 _CANCEL: dict[str, Any] = {
-    "responses": error_responses(404, 413, 415),
+    "responses": error_responses(404, 410, 413, 415),
     "openapi_extra": json_request(CancelRequest, {"mode": "graceful"}, required=False),
 }
-_PLAIN: dict[str, Any] = {"responses": error_responses(404)}
+_PLAIN: dict[str, Any] = {"responses": error_responses(404, 410)}
 _RETRY: dict[str, Any] = {
-    "responses": error_responses(404, 409, 413, 415, 429),
+    "responses": error_responses(404, 409, 410, 413, 415, 429),
     "openapi_extra": json_request(RunAgainRequest, {"outcomes": ["error", "cancelled"]}, required=False),
 }
 _REGRADE: dict[str, Any] = {
-    "responses": error_responses(404, 408, 409, 413, 415),
+    "responses": error_responses(404, 408, 409, 410, 413, 415),
     "openapi_extra": json_request(
         RegradeRequest, {"verdict": {"from": "log", "parser": "unittest"}}, required=False
     ),

@@ -79,14 +79,14 @@ def list_batches(
     return Page(items=[to_batch_view(summary) for summary in found], next_cursor=following)
 
 
-@router.get("/{batch_id}", summary="Look at a batch", responses=error_responses(404))
+@router.get("/{batch_id}", summary="Look at a batch", responses=error_responses(404, 410))
 def get_batch(services: Services, caller: Caller, batch_id: UUID) -> BatchView:
     """Give the batch with its trials counted by state and outcome."""
     with services.engine.begin() as connection:
         return to_batch_view(services.batches(connection, caller).get(batch_id))
 
 
-@router.get("/{batch_id}/jobs", summary="List the jobs of a batch", responses=error_responses(404))
+@router.get("/{batch_id}/jobs", summary="List the jobs of a batch", responses=error_responses(404, 410))
 def list_batch_jobs(
     services: Services, caller: Caller, batch_id: UUID, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[JobView]:
@@ -99,7 +99,7 @@ def list_batch_jobs(
     return Page(items=[to_job_view(summary) for summary in found], next_cursor=following)
 
 
-@router.get("/{batch_id}/trials", summary="List the trials of a batch", responses=error_responses(404))
+@router.get("/{batch_id}/trials", summary="List the trials of a batch", responses=error_responses(404, 410))
 def list_batch_trials(
     *,
     services: Services,
@@ -132,7 +132,7 @@ def list_batch_trials(
     status_code=202,
     response_model=BatchView,
     summary="Append jobs to an open batch",
-    responses=error_responses(404, 408, 409, 413, 415, 429)
+    responses=error_responses(404, 408, 409, 410, 413, 415, 429)
     | {200: {"model": BatchView, "description": "Appended before."}},
     openapi_extra=json_request(AppendRequest, APPEND_EXAMPLE),
 )

@@ -23,7 +23,7 @@ _CONTENT = {
     "/{batch_id}/report",
     summary="Report on a batch",
     response_class=Response,
-    responses=error_responses(404) | {200: {"description": "The report so far.", "content": _CONTENT}},
+    responses=error_responses(404, 410) | {200: {"description": "The report so far.", "content": _CONTENT}},
 )
 def get_report(
     services: Services,

@@ -19,14 +19,14 @@ __all__ = ["router"]
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 
 
-@router.get("/{trial_id}", summary="Look at a trial", responses=error_responses(404))
+@router.get("/{trial_id}", summary="Look at a trial", responses=error_responses(404, 410))
 def get_trial(services: Services, caller: Caller, trial_id: UUID) -> TrialDetailView:
     """Give the trial with all its attempts, their steps, failures and tests."""
     with services.engine.begin() as connection:
         return to_trial_detail(services.trials(connection, caller).get(trial_id))
 
 
-@router.get("/{trial_id}/artifacts", summary="List the files kept", responses=error_responses(404))
+@router.get("/{trial_id}/artifacts", summary="List the files kept", responses=error_responses(404, 410))
 def list_artifacts(
     services: Services, caller: Caller, trial_id: UUID, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[ArtifactView]:
@@ -43,7 +43,7 @@ def list_artifacts(
     "/{trial_id}/artifacts/{path:path}",
     summary="Download a file kept",
     response_class=StreamingResponse,
-    responses=error_responses(404) | DOWNLOAD_RESPONSE,
+    responses=error_responses(404, 410) | DOWNLOAD_RESPONSE,
 )
 def get_artifact(
     services: Services,

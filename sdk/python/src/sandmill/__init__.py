@@ -11,6 +11,7 @@ from sandmill.batches import BatchInfo, Cancellation, JobInfo, PauseResult, Tria
 from sandmill.client import Client
 from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import (
+    ArchivedError,
     ConflictError,
     ConnectionLostError,
     ErrorDetail,
@@ -29,7 +30,8 @@ from sandmill.errors import (
     WaitTimeoutError,
 )
 from sandmill.events import BatchEvent
-from sandmill.hooks import Schedule, Webhook
+from sandmill.history import ArchivedBatch, ArchivedTrial
+from sandmill.hooks import Schedule, ScheduleFire, Webhook, WebhookDelivery
 from sandmill.jobs import (
     Artifact,
     Concurrency,
@@ -57,6 +59,9 @@ from sandmill.retry import RetryPolicy
 from sandmill.trials import AttemptInfo, Failure, StepInfo, TestSet, TestsInfo, TrialDetail, TrialInfo
 
 __all__ = [
+    "ArchivedBatch",
+    "ArchivedError",
+    "ArchivedTrial",
     "Artifact",
     "ArtifactInfo",
     "AttemptInfo",
@@ -99,6 +104,7 @@ __all__ = [
     "RewardVerdict",
     "SandmillError",
     "Schedule",
+    "ScheduleFire",
     "Step",
     "StepInfo",
     "TestSet",
@@ -114,4 +120,5 @@ __all__ = [
     "Verdict",
     "WaitTimeoutError",
     "Webhook",
+    "WebhookDelivery",
 ]

@@ -16,7 +16,8 @@ from sandmill.batches import BatchInfo, Cancellation, JobInfo, PauseResult
 from sandmill.dead_letters import DeadLetter, Replay
 from sandmill.errors import NotFoundError, WaitTimeoutError
 from sandmill.events import BatchEvent, follow_events
-from sandmill.hooks import Schedule, Webhook
+from sandmill.history import ArchivedBatch, ArchivedTrial
+from sandmill.hooks import Schedule, ScheduleFire, Webhook, WebhookDelivery
 from sandmill.jobs import Concurrency, Job, JobDefaults, Verdict
 from sandmill.logs import LogStream
 from sandmill.outputs import ArtifactInfo
@@ -285,6 +286,48 @@ class Client:
         """Give the tenant's webhooks, oldest first."""
         return self._list("/v1/webhooks", Webhook.from_json)
 
+    def get_webhook(self, webhook_id: str) -> Webhook:
+        """Look at a webhook."""
+        return Webhook.from_json(self._get(f"/v1/webhooks/{_part(webhook_id)}"))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Send nothing to it any more; what waits for it is given up."""
+        self._transport.call(Call("DELETE", f"/v1/webhooks/{_part(webhook_id)}"))
+
+    def rotate_webhook(self, webhook_id: str, *, secret: str | None = None) -> Webhook:
+        """Give it the next secret, which is in the answer, this once; the one before also signs for a day.
+
+        secret None: one is made. A call whose answer was lost has rotated: rotate again.
+        """
+        body = {} if secret is None else {"secret": secret}
+        path = f"/v1/webhooks/{_part(webhook_id)}/rotate"
+        return Webhook.from_json(self._transport.json(Call.with_json("POST", path, body)))
+
+    def enable_webhook(self, webhook_id: str) -> Webhook:
+        """Send to it again, after its receiver had answered that it is gone."""
+        return Webhook.from_json(
+            self._transport.json(Call("POST", f"/v1/webhooks/{_part(webhook_id)}/enable"))
+        )
+
+    def iter_webhook_deliveries(
+        self,
+        *,
+        webhook_id: str | None = None,
+        state: Literal["pending", "delivered", "dead"] | None = None,
+    ) -> Iterator[WebhookDelivery]:
+        """Give what is and was sent to webhooks, newest first. None: all."""
+        params = {"webhook_id": webhook_id, "state": state}
+        return self._list("/v1/webhook-deliveries", WebhookDelivery.from_json, params)
+
+    def get_webhook_delivery(self, delivery_id: str) -> WebhookDelivery:
+        """Look at one message, and what became of it."""
+        return WebhookDelivery.from_json(self._get(f"/v1/webhook-deliveries/{_part(delivery_id)}"))
+
+    def redeliver_webhook(self, delivery_id: str) -> WebhookDelivery:
+        """Send a message again, under the same id. One that waits goes on waiting."""
+        path = f"/v1/webhook-deliveries/{_part(delivery_id)}/redeliver"
+        return WebhookDelivery.from_json(self._transport.json(Call("POST", path)))
+
     def create_schedule(
         self,
         name: str,
@@ -309,6 +352,34 @@ class Client:
     def iter_schedules(self) -> Iterator[Schedule]:
         """Give the tenant's schedules, oldest first."""
         return self._list("/v1/schedules", Schedule.from_json)
+
+    def pause_schedule(self, schedule_id: str) -> Schedule:
+        """Submit nothing until it is resumed."""
+        return Schedule.from_json(
+            self._transport.json(Call("POST", f"/v1/schedules/{_part(schedule_id)}/pause"))
+        )
+
+    def resume_schedule(self, schedule_id: str) -> Schedule:
+        """Go on from now: what was due meanwhile is not caught up."""
+        return Schedule.from_json(
+            self._transport.json(Call("POST", f"/v1/schedules/{_part(schedule_id)}/resume"))
+        )
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Remove it; batches that it has submitted go on."""
+        self._transport.call(Call("DELETE", f"/v1/schedules/{_part(schedule_id)}"))
+
+    def iter_schedule_fires(self, schedule_id: str) -> Iterator[ScheduleFire]:
+        """Give what became of its times, newest first."""
+        return self._list(f"/v1/schedules/{_part(schedule_id)}/fires", ScheduleFire.from_json)
+
+    def get_archived_batch(self, batch_id: str) -> ArchivedBatch:
+        """Give what is left of a batch whose other calls raise ArchivedError."""
+        return ArchivedBatch.from_json(self._get(f"/v1/history/batches/{_part(batch_id)}"))
+
+    def iter_archived_trials(self, batch_id: str) -> Iterator[ArchivedTrial]:
+        """Give what is left of the trials of an archived batch."""
+        return self._list(f"/v1/history/batches/{_part(batch_id)}/trials", ArchivedTrial.from_json)
 
     @overload
     def report(self, batch_id: str, format: Literal["json"] = "json") -> dict[str, Any]: ...

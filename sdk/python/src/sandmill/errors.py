@@ -103,6 +103,12 @@ class NotFoundError(SandmillError):
     code = "not_found"
 
 
+class ArchivedError(NotFoundError):
+    """It is over for so long that only the history has something of it (`Client.get_archived_batch`)."""
+
+    code = "archived"
+
+
 class ConflictError(SandmillError):
     """The state of the thing does not allow the call."""
 

@@ -179,6 +179,8 @@ class TrialInfo:
 
     state: blocked, queued, running, retry_wait, cancelling or finished. outcome: set when finished: passed, failed,
     error (no verdict, and no score), cancelled or skipped. replay_of: the dead trial that this one runs again.
+    retry_of: the trial in whose place this one counts; superseded_by: the one that counts in this one's place.
+    grade_no: how often it was graded again.
     """
 
     id: str
@@ -194,6 +196,9 @@ class TrialInfo:
     attempts_used: int
     infra_losses: int
     replay_of: str | None
+    retry_of: str | None
+    superseded_by: str | None
+    grade_no: int
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -237,6 +242,9 @@ def _trial_fields(found: Record) -> dict[str, Any]:
         "attempts_used": found.integer("attempts_used"),
         "infra_losses": found.integer("infra_losses"),
         "replay_of": found.text_or_none("replay_of"),
+        "retry_of": found.text_or_none("retry_of"),
+        "superseded_by": found.text_or_none("superseded_by"),
+        "grade_no": found.integer("grade_no"),
         "created_at": found.time("created_at"),
         "started_at": found.time_or_none("started_at"),
         "finished_at": found.time_or_none("finished_at"),
