@@ -179,6 +179,13 @@ def worker(_config: ConfigOption = None) -> None:
 
 
 @app.command()
+def ingress(_config: ConfigOption = None) -> None:
+    """Run the ingress of this node alone, the way to ports of its sandboxes, beside its worker."""
+    read_settings(Settings)
+    _become(COMMANDS["ingress"])
+
+
+@app.command()
 def flower(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = FLOWER_PORT,
@@ -220,10 +227,18 @@ def _become(argv: tuple[str, ...]) -> None:
 
 def _print_addresses(stack: "Stack", *, as_json: bool) -> None:
     if as_json:
-        line = json.dumps({"api": stack.api_url, "api_key": stack.api_key, "flower": stack.flower_url})
+        addresses = {
+            "api": stack.api_url,
+            "api_key": stack.api_key,
+            "ingress": stack.ingress_url,
+            "flower": stack.flower_url,
+        }
+        line = json.dumps(addresses)
     else:
-        flower_part = f"  flower {stack.flower_url}" if stack.flower_url else ""
-        line = f"Sandmill is up: api {stack.api_url}  key {stack.api_key}{flower_part}  (Ctrl-C stops it)"
+        parts = [f"api {stack.api_url}", f"key {stack.api_key}", f"ingress {stack.ingress_url}"]
+        if stack.flower_url:
+            parts.append(f"flower {stack.flower_url}")
+        line = f"Sandmill is up: {'  '.join(parts)}  (Ctrl-C stops it)"
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

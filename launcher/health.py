@@ -10,6 +10,7 @@ from launcher.probes import DatabaseProbe, answers_ok
 __all__ = ["Part", "check_health"]
 
 FLOWER_PORT = 5555
+INGRESS_HEALTH = "/status.ok"
 
 
 class Part(StrEnum):
@@ -18,6 +19,7 @@ class Part(StrEnum):
     API = "api"
     SCHEDULER = "scheduler"
     WORKER = "worker"
+    INGRESS = "ingress"
     FLOWER = "flower"
 
 
@@ -30,6 +32,8 @@ def check_health(part: Part, settings: Settings) -> None:
 def _is_healthy(part: Part, settings: Settings) -> bool:
     if part is Part.API:
         return answers_ok(settings.api_port, "/readyz", host=reachable_host(settings.api_host))
+    if part is Part.INGRESS:
+        return answers_ok(settings.ingress_port, INGRESS_HEALTH, host=reachable_host(settings.ingress_host))
     if part is Part.FLOWER:
         return answers_ok(FLOWER_PORT, "/healthcheck")
     probe = DatabaseProbe(settings.database_url.get_secret_value())

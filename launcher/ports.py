@@ -30,15 +30,15 @@ def is_port_free(port: int) -> bool:
         return True
 
 
-def check_port_is_free(port: int, *, purpose: str, host: str = LOOPBACK) -> None:
-    """Raise StartupError when something listens on the port, or this user may not."""
+def check_port_is_free(port: int, *, purpose: str, host: str = LOOPBACK, setting: str = "--port") -> None:
+    """Raise StartupError when something listens on the port, or this user may not. setting: gives another port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except PermissionError:
-            message = f"this user may not listen on port {port} for the {purpose}: choose one above 1023 with --port"
+            message = f"this user may not listen on port {port} for the {purpose}: choose one above 1023 with {setting}"
             raise StartupError(message) from None
         except socket.gaierror as error:
             raise StartupError(
@@ -51,6 +51,6 @@ def check_port_is_free(port: int, *, purpose: str, host: str = LOOPBACK) -> None
                 ) from None
             message = (
                 f"port {port} for the {purpose} is taken ({error.strerror}): "
-                "stop what listens there or choose another one with --port (0 picks a free one)"
+                f"stop what listens there or choose another one with {setting} (0 picks a free one)"
             )
             raise StartupError(message) from None

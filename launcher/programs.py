@@ -15,6 +15,7 @@ from launcher.state import Home
 __all__ = ["COMMANDS", "Program", "api_command", "api_options", "child_environment", "flower_command"]
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "ingress": (sys.executable, "-m", "ingress"),
     "scheduler": (sys.executable, "-m", "scheduler"),
     "worker": (sys.executable, "-m", "workers"),
 }

@@ -14,8 +14,9 @@ from core.config import Settings, reachable_host
 from launcher.bootstrap import ensure_api_key, migrate
 from launcher.config import LauncherSettings
 from launcher.external import check_external_postgres, check_external_redis
+from launcher.health import INGRESS_HEALTH
 from launcher.logs import bound_log, rotate_log
-from launcher.ports import LOOPBACK, check_port_is_free, find_free_port
+from launcher.ports import LOOPBACK, check_port_is_free, find_free_port, is_port_free
 from launcher.postgres import EmbeddedPostgres
 from launcher.probes import DatabaseProbe, answers_ok
 from launcher.programs import COMMANDS, Program, api_command, api_options, child_environment, flower_command
@@ -42,15 +43,19 @@ class StackConfig:
     """What to start.
 
     api_host: where the API listens. api_port: 0 picks a free one. api_options: see `launcher.programs.api_options`.
-    database_url, redis_url: external servers, nothing of ours is started for them.
-    has_secret_key: whether the settings of the programs name one; else they have that of the home.
-    environment: settings of the programs as environment variables, e.g. {"SANDMILL_WORKER_SLOTS": "4"}.
+    ingress_host: where the ingress listens; None: where the API does. ingress_port: 0 picks a free one; None does
+    so, too, unless the usual one is free and the API has a port of its own. database_url, redis_url: external
+    servers; nothing of ours is started for them. has_secret_key: whether the settings of the programs name one;
+    else they have that of home. environment: settings of the programs as environment variables, e.g.
+    {"SANDMILL_WORKER_SLOTS": "4"}.
     """
 
     home: Path
     api_host: str = LOOPBACK
     api_port: int = 0
     api_options: Sequence[str] | None = None
+    ingress_host: str | None = None
+    ingress_port: int | None = None
     database_url: str | None = None
     redis_url: str | None = None
     with_flower: bool = True
@@ -65,6 +70,8 @@ def stack_config(settings: LauncherSettings, programs: Settings, *, with_flower:
         api_host=settings.api_host,
         api_port=settings.api_port,
         api_options=api_options(programs),
+        ingress_host=programs.ingress_host if "ingress_host" in programs.model_fields_set else None,
+        ingress_port=programs.ingress_port if "ingress_port" in programs.model_fields_set else None,
         database_url=settings.database_url.get_secret_value() if settings.database_url else None,
         redis_url=settings.redis_url.get_secret_value() if settings.redis_url else None,
         with_flower=with_flower,
@@ -85,6 +92,7 @@ class Stack:
         self._held = ExitStack()
         self._stages: list[list[Service]] = []
         self.api_port = config.api_port
+        self.ingress_port = 0
         self.flower_port: int | None = None
         self.database_url = ""
         self.redis_url = ""
@@ -96,6 +104,15 @@ class Stack:
     def api_url(self) -> str:
         """Address of the API for programs of this machine."""
         return f"http://{reachable_host(self._config.api_host)}:{self.api_port}"
+
+    @property
+    def ingress_url(self) -> str:
+        """Address of the ingress for programs of this machine."""
+        return f"http://{reachable_host(self._ingress_host)}:{self.ingress_port}"
+
+    @property
+    def _ingress_host(self) -> str:
+        return self._config.ingress_host or self._config.api_host
 
     @property
     def flower_url(self) -> str | None:
@@ -156,11 +173,23 @@ class Stack:
         # Before anything is started: what can be refused at once should be.
         if self.api_port:
             check_port_is_free(self.api_port, purpose="API", host=self._config.api_host)
+        self.ingress_port = self._choose_ingress_port()
+        if self.ingress_port:
+            check_port_is_free(
+                self.ingress_port, purpose="ingress", host=self._ingress_host, setting="SANDMILL_INGRESS_PORT"
+            )
         self._node_folder = home.path / "node"
         self._start_stores(home)
         migrate(self.database_url)
         self.api_key = ensure_api_key(self.database_url, home)
         self._start_programs(home)
+
+    def _choose_ingress_port(self) -> int:
+        if self._config.ingress_port is not None:
+            return self._config.ingress_port
+        usual: int = Settings.model_fields["ingress_port"].default
+        # Whoever asks for any port of the API runs several copies, which would all find the usual one free.
+        return usual if self._config.api_port and is_port_free(usual) else 0
 
     def _start_stores(self, home: Home) -> None:
         stores: list[Service] = []
@@ -185,6 +214,7 @@ class Stack:
 
     def _start_programs(self, home: Home) -> None:
         self.api_port = self.api_port or find_free_port()
+        self.ingress_port = self.ingress_port or find_free_port()
         probe = DatabaseProbe(self.database_url)
         self._held.callback(probe.close)
         env = child_environment(self._environment(home))
@@ -217,6 +247,17 @@ class Stack:
                 probe=lambda _pid: probe.has_scheduler(),
             ),
         ]
+        programs.append(
+            Program(
+                "ingress",
+                COMMANDS["ingress"],
+                home=home,
+                env={name: value for name, value in env.items() if name not in _KEYS},
+                probe=lambda _pid: answers_ok(
+                    self.ingress_port, INGRESS_HEALTH, host=reachable_host(self._ingress_host)
+                ),
+            )
+        )
         if self._config.with_flower:
             programs.append(self._flower(home, env))
         started: list[Service] = []
@@ -253,6 +294,8 @@ class Stack:
             "REDIS_URL": self.redis_url,
             "SANDMILL_API_HOST": self._config.api_host,
             "SANDMILL_API_PORT": str(self.api_port),
+            "SANDMILL_INGRESS_HOST": self._ingress_host,
+            "SANDMILL_INGRESS_PORT": str(self.ingress_port),
         }
 
 

@@ -26,13 +26,20 @@ def ask(part: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     [
         ("api", "api does not work"),
         ("flower", "flower does not work"),
+        ("ingress", "ingress does not work"),
         ("scheduler", "scheduler does not work"),
         ("worker", "the worker has not started"),
     ],
 )
 def test_program_that_does_not_run_is_unhealthy(tmp_path, database_url, part, message):
     port = str(find_free_port())
-    done = ask(part, DATABASE_URL=database_url, SANDMILL_HOME=str(tmp_path), SANDMILL_API_PORT=port)
+    done = ask(
+        part,
+        DATABASE_URL=database_url,
+        SANDMILL_HOME=str(tmp_path),
+        SANDMILL_API_PORT=port,
+        SANDMILL_INGRESS_PORT=port,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

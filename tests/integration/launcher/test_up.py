@@ -33,6 +33,7 @@ class Up:
     home: Path
     api: str
     api_key: str
+    ingress: str
     flower: str | None
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
@@ -115,6 +116,19 @@ def test_everything_answers_once_the_line_is_printed(running):
     assert running.get("/v1/batches")[0] == 401
 
 
+def test_the_ingress_answers_at_the_address_that_is_told(running):
+    assert get(running.ingress, "/status.ok")[0] == 200
+
+
+def test_where_code_of_others_runs_there_is_no_key(tmp_path):
+    keys = {"SANDMILL_SERVER_API_KEY": "a-key-of-many-letters", "SANDMILL_SECRET_KEY": "0123456789abcdef" * 2}
+    with up(tmp_path / "home", "--no-flower", **keys) as running:
+        assert running.get("/v1/batches", Authorization="Bearer a-key-of-many-letters")[0] == 200
+        for part, expected in (("workers", set()), ("ingress", set()), ("uvicorn", set(keys))):
+            environment = Path(f"/proc/{running.pid_of(part)}/environ").read_bytes().decode()
+            assert {name for name in keys if f"{name}=" in environment} == expected, part
+
+
 def test_flower_shows_the_worker_to_who_has_the_password_alone(running):
     assert running.flower is not None
     found = urlsplit(running.flower)
@@ -141,7 +155,7 @@ def test_no_secret_is_on_a_command_line(running):
         for descriptor in Path("/proc").glob("[0-9]*/fd/*")
         if same_file(descriptor, running.home / "children.lock")
     ]
-    for part in ("bin/postgres", "valkey-server", "workers", "uvicorn", "scheduler", "flower"):
+    for part in ("bin/postgres", "valkey-server", "workers", "uvicorn", "ingress", "scheduler", "flower"):
         assert any(part in line for line in lines), part
     assert not [line for line in lines if any(secret in line for secret in secrets)]
 
@@ -153,7 +167,9 @@ def same_file(descriptor: Path, file: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize("victim", ["workers", "uvicorn", "scheduler", "bin/postgres", "valkey-server"])
+@pytest.mark.parametrize(
+    "victim", ["workers", "uvicorn", "ingress", "scheduler", "bin/postgres", "valkey-server"]
+)
 @pytest.mark.timeout(240)
 def test_killed_part_is_started_again_and_jobs_run(running, victim):
     old = running.pid_of(victim)

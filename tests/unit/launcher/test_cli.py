@@ -85,6 +85,7 @@ class Running:
 
     api_url = "http://127.0.0.1:1"
     api_key = "sm_key"
+    ingress_url = "http://127.0.0.1:3"
 
     def __init__(self, flower_url: str | None) -> None:
         self.flower_url = flower_url
@@ -98,10 +99,12 @@ def test_addresses_are_one_line_for_programs_and_for_people(capsys, flower_url):
     assert json.loads(for_programs) == {
         "api": "http://127.0.0.1:1",
         "api_key": "sm_key",
+        "ingress": "http://127.0.0.1:3",
         "flower": flower_url,
     }
     assert "http://127.0.0.1:1" in for_people
     assert "sm_key" in for_people
+    assert "http://127.0.0.1:3" in for_people
     assert ("flower" in for_people) == (flower_url is not None)
 
 
@@ -118,6 +121,7 @@ def test_addresses_are_one_line_for_programs_and_for_people(capsys, flower_url):
             ["worker"],
             ["flower"],
             ["health"],
+            ["ingress"],
         ),
         *(["key", "create"], ["image", "list"], ["image", "pull"], ["image", "import"], ["image", "remove"]),
     ],

@@ -47,3 +47,30 @@ def test_privileged_port_is_named():
         check=False,
     )
     assert "this user may not listen on port 1 for the API: choose one above 1023" in done.stderr
+
+
+def test_the_way_out_is_that_of_the_port():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StartupError, match="choose another one with SANDMILL_INGRESS_PORT"):
+            check_port_is_free(port, purpose="ingress", setting="SANDMILL_INGRESS_PORT")
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("192.0.2.1", "192.0.2.1 is no address of this machine"),
+        ("no.invalid", "no.invalid is no address for the API"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_named(host, why):
+    with pytest.raises(StartupError, match=why):
+        check_port_is_free(find_free_port(), purpose="API", host=host)
+
+
+def test_a_port_is_looked_at_on_its_own_address():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        check_port_is_free(port, purpose="API", host="127.0.0.2")
+        with pytest.raises(StartupError, match="is taken"):
+            check_port_is_free(port, purpose="API", host="0.0.0.0")
