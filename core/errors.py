@@ -21,6 +21,7 @@ __all__ = [
     "ImageNotFoundError",
     "ImageStoreFullError",
     "InvalidRequestError",
+    "NodeDiskFullError",
     "NotFoundError",
     "NotSupportedError",
     "PayloadTooLargeError",
@@ -241,6 +242,12 @@ class ImageStoreFullError(RunFailure):
             f"the disk of the image store is full: {free_bytes >> 20} MiB are free, {needed_bytes >> 20} MiB are "
             "needed; remove images, or free some space"
         )
+
+
+class NodeDiskFullError(RunFailure):
+    """The disk of the container engine has no room left; the message says for what."""
+
+    code = "node_disk_full"
 
 
 class RegistryError(RunFailure):

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from platform import machine
 from typing import BinaryIO, Literal, NoReturn, Protocol
@@ -18,6 +18,7 @@ from core.errors import NotSupportedError, SpecInvalidError
 
 __all__ = [
     "ALL_GPUS",
+    "ENTRYPOINT_KEY",
     "EXECD_PORT",
     "Command",
     "CommandResult",
@@ -44,6 +45,9 @@ __all__ = [
 
 EXECD_PORT = 44772
 """TCP port of execd in every sandbox; fixed by the wire protocol."""
+
+ENTRYPOINT_KEY = "sandmill-entrypoint"
+"""Names the entrypoint among the commands of its sandbox: see `ExecutionClient.background_output`."""
 
 SANDBOX_NAME = re.compile(r"sm-[0-9a-z-]{1,80}")
 
@@ -359,6 +363,18 @@ class ExecutionClient(Protocol):
         kept: it does not end with this client. Raises NotFoundError if it was to be started already, and was not.
         """
 
+    def start(self, command: Command, *, key: str) -> None:
+        """Start in the background, unless this key has started it already.
+
+        Raises SpecInvalidError if there is no such program.
+        """
+
+    def background_output(self, command: Command, *, key: str) -> bytes:
+        """Give what a command that was started so has written until now; stdout and stderr in one, as far as kept.
+
+        The entrypoint has the key ENTRYPOINT_KEY. Raises NotFoundError if no such command was started.
+        """
+
     def upload(self, files: Sequence[FileUpload]) -> None:
         """Write files; each appears whole or not at all."""
 
@@ -438,6 +454,14 @@ class Runtime(ABC):
         """Give what execd of this sandbox wants as `X-EXECD-ACCESS-TOKEN`; None if nobody else can reach it anyway."""
         del handle
         return None
+
+    def collect(self, node: str, keep: Collection[str]) -> tuple[int, int]:
+        """Remove what sandboxes of a node left behind that is no sandbox, such as volumes: (removed, would not go).
+
+        node: id in the labels of its sandboxes. keep: names of sandboxes that count as there.
+        """
+        del node, keep
+        return 0, 0
 
     def pause(self, handle: SandboxHandle) -> None:
         """Stop every process where it stands; memory and files stay. Idempotent; execd does not answer meanwhile.

@@ -1,18 +1,22 @@
 """What the docker runtime needs to know about images before it starts them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from docker.errors import APIError, ImageNotFound, NullResource
 
 from core.errors import BadImageError, ImageNotFoundError
+from runtimes.container_snapshots import SNAPSHOT_PREFIX, image_tag, is_snapshot_image
 from runtimes.container_spec import ContainerImage
-from runtimes.engine import Engine, PullRefusedError
-from runtimes.engine_errors import pull_error
+from runtimes.engine import Engine
 
 __all__ = ["ImageCatalogue"]
+
+_HEX = re.compile("[0-9a-f]+")
+_ID_DIGITS = 64
+_ADVICE = "; it is not pulled: import it on this host"
 
 
 class ImageCatalogue:
@@ -23,15 +27,17 @@ class ImageCatalogue:
         self._folders: dict[tuple[str, str], bool] = {}
         self._users: dict[str, tuple[int, int]] = {}
 
-    def look_up(self, engine: Engine, name: str, workdir: str | None, *, pull: bool) -> ContainerImage:
-        """Describe an image. workdir: also say whether it has that folder.
+    def look_up(
+        self, engine: Engine, name: str, folders: Sequence[str] = (), *, is_pulled: bool = False
+    ) -> ContainerImage:
+        """Describe an image. folders: also say which of these it has. is_pulled: it was fetched if it was missing.
 
-        Raises ImageNotFoundError, BadImageError, kinds of RegistryError, and the engine's errors.
+        Raises ImageNotFoundError, BadImageError, and the engine's errors.
         """
         try:
-            facts = _inspect(engine, name, pull=pull)
+            facts = engine.image_facts(image_tag(name))
         except ImageNotFound as error:
-            advice = "" if pull else "; it is not pulled: import it on this host"
+            advice = "" if is_pulled or name.startswith(SNAPSHOT_PREFIX) else _ADVICE
             raise ImageNotFoundError(f"the Docker engine has no image {name!r}{advice}") from error
         except NullResource as error:
             raise ImageNotFoundError("an image without a name") from error
@@ -39,24 +45,28 @@ class ImageCatalogue:
             if error.status_code is not None and error.status_code < 500:
                 raise ImageNotFoundError(f"{name!r} is no image name: {error.explanation}") from error
             raise
+        _refuse_hidden(name, facts)
         config = facts.get("Config") or {}
-        image = ContainerImage(
+        written = config.get("User") or ""
+        return ContainerImage(
             id=facts["Id"],
             workdir=config.get("WorkingDir") or "",
             environment=_environment(config),
-            user=self._user(engine, facts["Id"], config.get("User") or ""),
+            user=self._user(engine, facts["Id"], written),
+            written_user=written,
+            folders=self._folders_of(engine, facts["Id"], folders),
             volumes=tuple(sorted(config.get("Volumes") or ())),
+            entrypoint=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
         )
-        if workdir is None or workdir == "/":
-            return image
-        return replace(image, has_workdir=self._has_folder(engine, image.id, workdir))
 
-    def _has_folder(self, engine: Engine, image_id: str, path: str) -> bool:
-        key = (image_id, path)
-        if key not in self._folders:
+    def _folders_of(self, engine: Engine, image_id: str, paths: Sequence[str]) -> frozenset[str]:
+        """Give those of some paths that the image has."""
+        unknown = [path for path in paths if (image_id, path) not in self._folders]
+        if unknown:
             with engine.unstarted(image_id) as container:
-                self._folders[key] = engine.has_path(container, path)
-        return self._folders[key]
+                for path in unknown:
+                    self._folders[image_id, path] = engine.has_path(container, path)
+        return frozenset(path for path in paths if self._folders[image_id, path])
 
     def _user(self, engine: Engine, image_id: str, written: str) -> tuple[int, int] | None:
         """Give the numbers of an image's USER; None if that is root, or none is set."""
@@ -86,16 +96,20 @@ class ImageCatalogue:
         raise BadImageError(message)
 
 
-def _inspect(engine: Engine, name: str, *, pull: bool) -> dict[str, Any]:
-    """Ask for an image, fetching it if it is missing and may be fetched."""
-    if pull:
-        with suppress(ImageNotFound):
-            return engine.image_facts(name)
-        try:
-            engine.fetch_image(name)
-        except PullRefusedError as error:
-            raise pull_error(name, str(error)) from error
-    return engine.image_facts(name)
+def _refuse_hidden(name: str, facts: Mapping[str, Any]) -> None:
+    """Refuse what the engine finds by less than its name. Raises ImageNotFoundError.
+
+    It takes the beginning of an id for an image: by guessing one could start what belongs to others. And snapshots are
+    known by `snapshot:NAME` alone.
+    """
+    tags = [str(tag) for tag in facts.get("RepoTags") or ()]
+    text = name.removeprefix("sha256:")
+    is_id = bool(_HEX.fullmatch(text)) and not any(tag.startswith(f"{name}:") for tag in tags)
+    is_snapshot = is_snapshot_image(facts)
+    if (is_id and (len(text) < _ID_DIGITS or is_snapshot)) or (
+        is_snapshot and not name.startswith(SNAPSHOT_PREFIX)
+    ):
+        raise ImageNotFoundError(f"the Docker engine has no image {name!r}")
 
 
 def _environment(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,66 +1,87 @@
-"""The `docker` runtime, plain form: one container per sandbox, execd as its process 1, no network, no `docker exec`."""
+"""The `docker` runtime: one container per sandbox, execd as its process 1, no network, no `docker exec`."""
 
 import os
 import platform
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import requests.exceptions
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.errors import (
-    BadImageError,
     CreateTimeoutError,
     DaemonError,
     ExecdUnreachableError,
     NotSupportedError,
+    RunFailure,
     RuntimeUnavailableError,
+    SpecInvalidError,
 )
 from runtimes.base import (
+    ENTRYPOINT_KEY,
     EXECD_PORT,
+    Command,
+    ImageAuth,
     OnProgress,
+    PullPolicy,
     Runtime,
     SandboxHandle,
     SandboxSpec,
     SandboxState,
     SandboxStats,
-    refuse_fields,
     refuse_foreign_platform,
-    refuse_gpus,
 )
-from runtimes.bundle import BUNDLE_MOUNT, TOKEN_VARIABLE, Bundle, ensure_bundle
+from runtimes.bundle import BUNDLE_MOUNT, Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
+from runtimes.container_pulls import PullProgress, Pulls
+from runtimes.container_snapshots import (
+    SNAPSHOT_PREFIX,
+    collect_snapshots,
+    list_snapshots,
+    remove_snapshot,
+    save_snapshot,
+)
 from runtimes.container_spec import (
+    DISK_LABEL,
     SANDBOX_LABEL,
+    VOLUMES_LABEL,
     ContainerImage,
     ContainerRules,
-    container_settings,
+    check_mount_paths,
+    folders_to_look_for,
     labels_of,
 )
+from runtimes.container_start import ContainerStart, ContainerView
+from runtimes.container_volumes import collect_volumes, remove_volumes
 from runtimes.deadline import Deadline
-from runtimes.engine import Engine
-from runtimes.engine_errors import daemon_error
+from runtimes.disk_watch import DiskWatch
+from runtimes.end_notes import EndNotes
+from runtimes.engine import PullRefusedError
+from runtimes.engine_errors import daemon_error, pull_error
+from runtimes.engine_facts import EngineFacts
+from runtimes.engine_link import ENGINE_TIMEOUT_SECONDS, EngineLink
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.syscalls import native_table
 from runtimes.netns import connect_in_namespace
+from runtimes.oci_runtimes import OciFamily, check_oci_runtime, family_of
 from runtimes.processes import ProcessRef
 from runtimes.sandbox_tokens import SandboxTokens
 from runtimes.seccomp_profile import seccomp_profile
+from runtimes.turns import Turns
 
 __all__ = ["DockerConfig", "DockerRuntime"]
 
-_ENGINE_TIMEOUT_SECONDS = 30.0
-"""For calls that take milliseconds on a healthy engine."""
-
 _CONNECT_TIMEOUT_SECONDS = 5.0
-_READY_POLL_SECONDS = 0.005
-_LOG_BYTES = 2000
+_BUSY_POLL_SECONDS = 0.005
+_APPARMOR_PROFILE = "docker-default"
+_KILLED = 137
 
 
 class DockerConfig(BaseModel):
@@ -68,9 +89,13 @@ class DockerConfig(BaseModel):
 
     base_url: the engine, e.g. unix:///run/docker.sock; None: DOCKER_HOST or the usual socket. It must be on this host.
     bundle_dir: as the engine sees it, too. state_dir: the secret from which execd's tokens come; made with mode 0700.
-    user: in the place of an image's root, for all sandboxes; None: another one for each. pull: fetch missing images.
-    writable_root: let the root file system be written; most storage drivers then have no limit on disk use.
-    oci_runtime: a name from the engine's list, e.g. runsc.
+    user: in the place of an image's root, for all sealed sandboxes; None: another one for each.
+    pull: fetch missing images. writable_root: let the root file system be written also where a sandbox did not ask.
+    oci_runtime: a name from the engine's list, e.g. runsc, for sandboxes that name none.
+    allowed_host_paths: folders of this host that sandboxes may ask for. allowed_volumes: patterns of names of volumes
+    that were not made by sandboxes, which they may ask for all the same.
+    parallel_creates: containers made at a time; None: two per processor. pids_limit: at most, whatever is asked.
+    sandbox_env: environment of all sandboxes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,13 +108,28 @@ class DockerConfig(BaseModel):
     pull: bool = False
     writable_root: bool = False
     oci_runtime: str | None = None
+    allowed_host_paths: tuple[str, ...] = ()
+    allowed_volumes: tuple[str, ...] = ()
+    parallel_creates: int | None = Field(default=None, ge=1, le=1024)
+    pids_limit: int | None = Field(default=None, ge=16, le=4_194_304)
+    sandbox_env: Mapping[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A container that was looked at: process 1 of it as this host has it."""
+
+    process: ProcessRef
+    family: OciFamily
+    volumes: tuple[str, ...] = ()
 
 
 class DockerRuntime(Runtime):
     """Containers of a Docker engine on this host. Needs root, to reach the sandboxes' own networks.
 
-    The root file system is read-only; /tmp and the job's workdir are in memory, share disk_bytes, and count against its
-    memory limit as well. A workdir that the image has is shown as it is there. Containers outlive this process.
+    A sealed sandbox has a read-only root file system; /tmp and the job's workdir are in memory, share disk_bytes, and
+    count against its memory limit as well. A workdir that the image has is shown as it is there. A writable one has the
+    image's user and a root file system on the engine's disk. Containers outlive this process.
     """
 
     name = "docker"
@@ -99,11 +139,17 @@ class DockerRuntime(Runtime):
         """Touch nothing yet: the engine is asked, and the bundle built, on first use."""
         self._config = config
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._link = EngineLink(config.base_url)
+        self._facts: EngineFacts | None = None
         self._bundle: Bundle | None = None
         self._images = ImageCatalogue()
+        self._pulls = Pulls(self._fetch)
+        self._turns = Turns(config.parallel_creates or 2 * (os.cpu_count() or 1))
         self._tokens = SandboxTokens(config.state_dir)
-        self._processes: dict[str, ProcessRef] = {}
+        self._known: dict[str, _Known] = {}
+        self._creating: set[str] = set()
+        self._ends = EndNotes(config.state_dir / "ended")
+        self._disks: DiskWatch | None = None
 
     def check(self) -> None:
         """Ask the engine for its version and build the bundle. Raises RuntimeUnavailableError."""
@@ -113,55 +159,87 @@ class DockerRuntime(Runtime):
             )
             raise RuntimeUnavailableError(message)
         try:
-            with self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
-                engine.ping()
-        except (DaemonError, CreateTimeoutError) as error:
+            facts = self._ask_facts()
+        except (DaemonError, APIError) as error:
             raise RuntimeUnavailableError(f"{error}: start the Docker engine, or set base_url") from error
+        if self._config.oci_runtime is not None:
+            try:
+                check_oci_runtime(self._config.oci_runtime, facts.oci_runtimes)
+            except SpecInvalidError as error:
+                raise RuntimeUnavailableError(error.message) from error
         self._prepare()
+
+    def limitations(self) -> Sequence[str]:
+        """Say what the engine of this host does not hold; see `Runtime.limitations`."""
+        facts = self._facts or self._ask_facts()
+        lines = []
+        if not facts.is_remapped:
+            lines.append(
+                "root of a writable container is root of this host, behind dropped capabilities, no-new-privileges and "
+                "seccomp: set `userns-remap` in the engine's daemon.json, or use the OCI runtime runsc"
+            )
+        if not facts.limits_disk:
+            lines.append(
+                "the disk of a writable container is looked at every few seconds, and it ends when it has written too "
+                "much: put the engine's folder on xfs mounted with pquota for a limit that holds"
+            )
+        if not facts.has_apparmor:
+            lines.append("the engine has no AppArmor here: seccomp and capabilities alone hold containers")
+        if not facts.has_seccomp:
+            lines.append("the engine has no seccomp: the list of system calls does not hold")
+        return lines
 
     def rules(self) -> ContainerRules:
         """Give the guards of all containers. Raises RuntimeUnavailableError on an architecture without a list."""
         table = native_table(platform.machine())
         if table is None:
             raise RuntimeUnavailableError(f"there is no system call list for {platform.machine()}")
+        facts = self._facts or self._ask_facts()
         return ContainerRules(
             seccomp=seccomp_profile(table),
             default_user=None if self._config.user is None else (self._config.user, self._config.user),
             is_root_writable=self._config.writable_root,
             oci_runtime=self._config.oci_runtime,
+            apparmor=_APPARMOR_PROFILE if facts.has_apparmor else None,
+            is_remapped=facts.is_remapped,
+            limits_disk=facts.limits_disk,
+            pids_limit=self._config.pids_limit,
+            environment=self._config.sandbox_env,
         )
 
     def create(
         self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None
     ) -> SandboxHandle:
         """Create and start a container; see `Runtime.create`. The first call also builds the bundle."""
-        if spec.entrypoint is not None:
-            raise NotSupportedError(
-                "entrypoint: the docker runtime starts none beside execd; run a command instead"
-            )
-        refuse_gpus(spec, self.name)
-        refuse_fields(
-            spec, self.name, "image_auth", "pull", "volumes", "oci_runtime", "is_writable", "hostname"
-        )
+        say = on_progress or _say_nothing
         refuse_foreign_platform(spec, self.name)
-        if on_progress is not None:
-            on_progress("starting the container")
+        check_mount_paths(spec.volumes)
         bundle = self._prepare()
         deadline = Deadline(timeout_seconds)
-        rules = self.rules()
-        image = self._look_up(spec, deadline)
-        settings = container_settings(spec, image, rules, bundle, token=self._tokens.of(spec.name))
-        handle, is_new = self._create_container(spec, settings, deadline)
-        if not is_new:
-            return handle
-        try:
-            self._start(handle, deadline)
-            self._refuse_foreign_execd(handle, bundle.path)
-            self._await_execd(handle, deadline)
-            self._refuse_root(handle, image)
-        except BaseException:
-            self.remove(handle)
-            raise
+        rules = replace(self.rules(), family=self._family(spec))
+        image = self._look_up(spec, rules, deadline, say)
+        with self._turns.taken(f"sandbox {spec.name}", deadline, lambda before: say(_in_line(before))):
+            self._creating.add(spec.name)
+            try:
+                say("starting the container")
+                start = ContainerStart(
+                    spec=spec,
+                    image=image,
+                    rules=rules,
+                    bundle=bundle,
+                    token=self._tokens.of(spec.name),
+                    deadline=deadline,
+                    link=self._link,
+                    owner=self,
+                )
+                handle = start.run(
+                    allowed_paths=self._config.allowed_host_paths,
+                    allowed_volumes=self._config.allowed_volumes,
+                )
+            finally:
+                self._creating.discard(spec.name)
+        self._start_entrypoint(handle, spec, image, deadline)
+        self._watch_disk(handle, start.disk_bytes, deadline)
         return handle
 
     def executions(self, handle: SandboxHandle) -> HttpExecutionClient:
@@ -173,24 +251,27 @@ class DockerRuntime(Runtime):
 
     def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:
         """Open a stream to a port inside."""
-        process = self._process(handle)
-        if process is None:
+        known = self.look_at(handle)
+        if known is None:
             raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
-        return connect_in_namespace(process, port, timeout_seconds=timeout_seconds)
+        return connect_in_namespace(known.process, port, timeout_seconds=timeout_seconds)
 
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use while it runs, and whether memory ran out after it ended."""
-        process = self._process(handle)
-        if process is not None:
-            stats = cgroup_of(process.pid).stats()
-            if process.is_alive:
+        known = self.look_at(handle)
+        if known is not None:
+            stats = self._live_stats(handle, known)
+            if known.process.is_alive:
                 return stats
-        state = self._inspect(handle).get("State", {})
+        state = self.inspect(handle).get("State", {})
         return SandboxStats(oom_kills=int(bool(state["OOMKilled"]))) if state else SandboxStats()
 
     def state(self, handle: SandboxHandle) -> SandboxState:
-        """Ask the engine; see `Runtime.state`."""
-        state = self._inspect(handle).get("State")
+        """Say how it is now; without the engine as long as it runs. See `Runtime.state`."""
+        known = self._known.get(handle.ref)
+        if known is not None and known.family.shares_kernel and known.process.is_alive:
+            return SandboxState("paused" if cgroup_of(known.process.pid).is_frozen else "running")
+        state = self.inspect(handle).get("State")
         if state is None:
             return SandboxState("gone")
         match state["Status"]:
@@ -198,52 +279,131 @@ class DockerRuntime(Runtime):
                 return SandboxState("starting")
             case "running" | "paused" as phase:
                 return SandboxState(phase)
-        return SandboxState("ended", exit_code=state["ExitCode"], message=state["Error"])
+        return SandboxState("ended", exit_code=state["ExitCode"], message=self._why_ended(handle, state))
+
+    def pause(self, handle: SandboxHandle) -> None:
+        """Stop every process where it stands; see `Runtime.pause`."""
+        self._switch(handle, is_paused=True)
+
+    def resume(self, handle: SandboxHandle) -> None:
+        """Let a paused sandbox go on; see `Runtime.resume`."""
+        self._switch(handle, is_paused=False)
+
+    def snapshot(self, handle: SandboxHandle, name: str) -> None:
+        """Keep what its root file system has, as a layer of the engine; see `Runtime.snapshot`.
+
+        What is in memory or in volumes is not part of it.
+        """
+        with self._link.call(Deadline(10 * ENGINE_TIMEOUT_SECONDS)) as engine:
+            save_snapshot(engine, handle.ref, name)
+
+    def snapshots(self) -> Sequence[str]:
+        """Names of all snapshots of this engine."""
+        with self._link.call() as engine:
+            return list_snapshots(engine)
+
+    def remove_snapshot(self, name: str) -> None:
+        """Delete a snapshot; see `Runtime.remove_snapshot`."""
+        try:
+            with self._link.call() as engine:
+                remove_snapshot(engine, name)
+        except APIError as error:
+            raise daemon_error(f"snapshot {name!r} could not be removed", error) from error
 
     def remove(self, handle: SandboxHandle) -> None:
-        """Kill and remove the container; see `Runtime.remove`."""
-        self._processes.pop(handle.ref, None)
-        deadline = Deadline(_ENGINE_TIMEOUT_SECONDS)
+        """Kill and remove the container, and the volumes that go with it; see `Runtime.remove`."""
+        known = self._known.pop(handle.ref, None)
+        if self._disks is not None:
+            self._disks.drop(handle.ref)
+        volumes: Sequence[str] = known.volumes if known else _volumes_in(self.inspect(handle))
+        deadline = Deadline(ENGINE_TIMEOUT_SECONDS)
         while True:
             try:
-                with self._engine_call(deadline) as engine:
+                with self._link.call() as engine:
                     engine.remove_container(handle.ref, force=True, v=True)
             except NotFound:
-                return
+                break
             except APIError as error:
                 # Somebody else is removing it: gone is what we wait for.
                 if error.status_code != 409 or deadline.is_over:
                     raise daemon_error(f"container {handle.name} could not be removed", error) from error
-                threading.Event().wait(_READY_POLL_SECONDS)
+                threading.Event().wait(_BUSY_POLL_SECONDS)
             else:
-                return
+                break
+        if volumes:
+            with self._link.call() as engine:
+                remove_volumes(engine, volumes)
+        self._ends.forget(handle.ref)
 
     def list(self) -> list[SandboxHandle]:
         """All containers with our label, running or not."""
-        with self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
+        with self._link.call() as engine:
             found = engine.containers(all=True, filters={"label": [SANDBOX_LABEL]})
-        return [self._handle(entry["Id"], entry["Labels"]) for entry in found]
+        handles = [self.handle_of(entry["Id"], entry["Labels"]) for entry in found]
+        for handle, entry in zip(handles, found, strict=True):
+            if entry["State"] in ("running", "paused"):
+                with suppress(RunFailure):
+                    self._watch_disk(handle, entry["Labels"].get(DISK_LABEL))
+        return handles
 
     def find(self, name: str) -> SandboxHandle | None:
         """Ask for the one container of this name; see `Runtime.find`."""
         try:
-            with self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
+            with self._link.call() as engine:
                 facts = engine.inspect_container(name)
         except NotFound:
             return None
         labels = facts["Config"]["Labels"] or {}
-        return self._handle(facts["Id"], labels) if labels.get(SANDBOX_LABEL) == name else None
+        return self.handle_of(facts["Id"], labels) if labels.get(SANDBOX_LABEL) == name else None
 
     def access_token(self, handle: SandboxHandle) -> str:
         """Give the token that the container got in its environment."""
         return self._tokens.of(handle.name)
 
+    def collect(self, node: str, keep: Collection[str]) -> tuple[int, int]:
+        """Remove volumes whose sandboxes are gone, and what is left of snapshots; see `Runtime.collect`."""
+        names = {handle.name for handle in self.list()} | self._creating | set(keep)
+        with self._link.call() as engine:
+            removed, left = collect_volumes(engine, node, names)
+            left += collect_snapshots(engine, now=time.time())
+        return removed, left
+
     def close(self) -> None:
         """Drop the connections to the engine."""
-        with self._lock:
-            if self._engine is not None:
-                self._engine.close()
-                self._engine = None
+        if self._disks is not None:
+            self._disks.stop()
+        self._link.close()
+
+    # What `ContainerStart` needs of the runtime.
+
+    def inspect(self, handle: SandboxHandle, deadline: Deadline | None = None) -> dict[str, Any]:
+        """Ask for the container; an empty answer once it is gone."""
+        try:
+            with self._link.call(deadline) as engine:
+                facts: dict[str, Any] = engine.inspect_container(handle.ref)
+                return facts
+        except NotFound:
+            return {}
+
+    def look_at(self, handle: SandboxHandle) -> ContainerView | None:
+        """Give process 1 of the container on this host; None once it has ended."""
+        known = self._known.get(handle.ref)
+        if known is None:
+            facts = self.inspect(handle)
+            pid = facts.get("State", {}).get("Pid") or 0
+            process = ProcessRef.of(pid) if pid else None
+            if process is None:
+                return None
+            if not _names(pid, handle.ref) and process.is_alive:
+                message = "the Docker engine is not on this host: use one that is, its containers are reached by setns"
+                raise RuntimeUnavailableError(message)
+            family = family_of(facts["HostConfig"].get("Runtime"))
+            known = self._known[handle.ref] = _Known(process, family, tuple(_volumes_in(facts)))
+        return ContainerView(known.process, known.family) if known.process.is_alive else None
+
+    def handle_of(self, container_id: str, labels: Mapping[str, str]) -> SandboxHandle:
+        """Give the handle of a container."""
+        return SandboxHandle(self.name, labels[SANDBOX_LABEL], container_id, labels_of(labels))
 
     def _prepare(self) -> Bundle:
         with self._lock:
@@ -251,171 +411,157 @@ class DockerRuntime(Runtime):
                 self._bundle = ensure_bundle(self._config.bundle_dir.absolute())
             return self._bundle
 
-    def _look_up(self, spec: SandboxSpec, deadline: Deadline) -> ContainerImage:
+    def _ask_facts(self) -> EngineFacts:
+        with self._link.call() as engine:
+            self._facts = EngineFacts.of(engine.facts())
+        return self._facts
+
+    def _family(self, spec: SandboxSpec) -> OciFamily:
+        """Tell what kind of OCI runtime will start a sandbox. Raises SpecInvalidError if the engine has not got it."""
+        name = spec.oci_runtime or self._config.oci_runtime
+        if name is not None:
+            facts = self._facts or self._ask_facts()
+            if name not in facts.oci_runtimes:  # added since we asked
+                facts = self._ask_facts()
+            check_oci_runtime(name, facts.oci_runtimes)
+        return family_of(name)
+
+    def _look_up(
+        self, spec: SandboxSpec, rules: ContainerRules, deadline: Deadline, say: OnProgress
+    ) -> ContainerImage:
+        policy: PullPolicy = spec.pull or ("missing" if self._config.pull else "never")
+        if not spec.image.startswith(SNAPSHOT_PREFIX) and policy != "never":
+            self._pull(spec, deadline, say, policy)
+        folders = folders_to_look_for(spec)
+        if not rules.family.shares_kernel:
+            folders.append(BUNDLE_MOUNT)
         try:
-            with self._engine_call(deadline) as engine:
-                return self._images.look_up(engine, spec.image, spec.workdir, pull=self._config.pull)
+            with self._link.call(deadline) as engine:
+                return self._images.look_up(engine, spec.image, folders, is_pulled=policy != "never")
         except APIError as error:
             raise daemon_error(f"image {spec.image!r} could not be looked at", error) from error
 
-    def _create_container(
-        self, spec: SandboxSpec, settings: dict[str, Any], deadline: Deadline
-    ) -> tuple[SandboxHandle, bool]:
-        """Create the container, or find the one that has the name: (handle, whether it is new)."""
-        while True:
+    def _pull(self, spec: SandboxSpec, deadline: Deadline, say: OnProgress, policy: PullPolicy) -> None:
+        if policy == "missing":
+            with suppress(APIError), self._link.call(deadline) as engine:
+                engine.image_facts(spec.image)
+                return
+        if not spec.image:
+            return  # the look-up says what is wrong with it
+        say(f"pulling {spec.image}")
+        self._pulls.pull(spec.image, spec.image_auth, deadline, say)
+
+    def _fetch(
+        self, image: str, auth: ImageAuth | None, progress: PullProgress, is_left: Callable[[], bool]
+    ) -> None:
+        credentials = None if auth is None else {"username": auth.username, "password": auth.password}
+        # The time is for each wait alone: what ends a pull is that nobody wants it any more.
+        with self._link.call(Deadline(_PULL_SILENCE_SECONDS)) as engine:
             try:
-                with self._engine_call(deadline) as engine:
-                    made = engine.create(settings, spec.name)
-                return self._handle(made, settings["Labels"]), True
+                engine.fetch_image(image, credentials, on_line=progress.take, is_left=is_left)
+            except PullRefusedError as error:
+                raise pull_error(image, str(error)) from error
             except APIError as error:
-                if error.status_code == 400:
-                    raise BadImageError(
-                        f"image {spec.image!r} makes no container: {error.explanation}"
-                    ) from error
-                if error.status_code != 409:
-                    raise daemon_error(f"container {spec.name} could not be created", error) from error
-            existing = self._adopt(spec.name, deadline)
-            if existing is not None:
-                return existing, False
+                raise pull_error(image, str(error.explanation or error)) from error
 
-    def _adopt(self, name: str, deadline: Deadline) -> SandboxHandle | None:
-        """Take over a container of this name that answers; remove one that does not run."""
-        try:
-            with self._engine_call(deadline) as engine:
-                facts = engine.inspect_container(name)
-        except NotFound:
-            return None
-        labels = facts["Config"]["Labels"] or {}
-        if labels.get(SANDBOX_LABEL) != name:
-            raise DaemonError(f"a container of somebody else is called {name}")
-        if f"{TOKEN_VARIABLE}={self._tokens.of(name)}" not in (facts["Config"]["Env"] or ()):
-            raise DaemonError(f"container {name} was made by another node: its execd does not know this one")
-        handle = self._handle(facts["Id"], labels)
-        status = facts["State"]["Status"]
-        if status == "created" and not deadline.is_over:
-            # Between create and start of another worker, or left there by one that died: starting twice is harmless.
-            self._start(handle, deadline)
-        elif status != "running":
-            self.remove(handle)
-            return None
-        # Who made it may have ended before it looked; with an older bundle, if there is a newer one by now.
-        self._refuse_foreign_execd(handle, Path(facts["HostConfig"]["Binds"][0].rsplit(":", 2)[0]))
-        self._await_execd(handle, deadline)
-        return handle
-
-    def _start(self, handle: SandboxHandle, deadline: Deadline) -> None:
-        try:
-            with self._engine_call(deadline) as engine:
-                engine.start(handle.ref)
-        except APIError as error:
-            said = str(error.explanation)
-            if any(text in said for text in _IMAGE_FAULTS):
-                raise BadImageError(f"the image of {handle.name} cannot be started: {said}") from error
-            raise daemon_error(f"container {handle.name} could not be started", error) from error
-
-    def _await_execd(self, handle: SandboxHandle, deadline: Deadline) -> None:
-        """Ping until execd answers: the engine says "started" before the program listens."""
-        while True:
-            state = self._inspect(handle, deadline).get("State", {})
-            if not state.get("Running"):
-                raise DaemonError(f"container {handle.name} ended at once: {self._last_words(handle, state)}")
-            until_next_look = Deadline(min(0.25, deadline.remaining()))
-            while not until_next_look.is_over:
-                client = HttpExecutionClient(
-                    lambda: self.connect(
-                        handle, EXECD_PORT, timeout_seconds=max(0.001, deadline.remaining())
-                    ),
-                    self._tokens.of(handle.name),
-                    silence_seconds=max(0.001, deadline.remaining()),
-                )
-                with suppress(ExecdUnreachableError):
-                    client.ping()
-                    return
-                threading.Event().wait(_READY_POLL_SECONDS)
-            if deadline.is_over:
-                raise CreateTimeoutError(f"sandbox {handle.name} was not ready within {deadline.seconds:g} s")
-
-    def _refuse_foreign_execd(self, handle: SandboxHandle, bundle: Path) -> None:
-        """Check that what runs is of our bundle, all of it: links of an image lead mounts where it likes."""
-        process = self._process(handle)
-        if process is None:
+    def _start_entrypoint(
+        self, handle: SandboxHandle, spec: SandboxSpec, image: ContainerImage, deadline: Deadline
+    ) -> None:
+        """Start what the sandbox is for; once, also if another worker made the container and ended before this."""
+        argv = image.entrypoint if spec.entrypoint == "image" else tuple(spec.entrypoint or ())
+        if not argv:
             return
-        root = Path(f"/proc/{process.pid}/root")
-        places = {line.split()[4] for line in _read_text(root.parent / "mountinfo").splitlines()}
-        is_covered = any(place.startswith(f"{BUNDLE_MOUNT}/") for place in places)
-        is_ours = _identity(root / BUNDLE_MOUNT[1:]) == _identity(bundle)
-        if (is_covered or not is_ours) and process.is_alive:
-            raise BadImageError(f"the image has something else at {BUNDLE_MOUNT}, which is execd's place")
-
-    def _refuse_root(self, handle: SandboxHandle, image: ContainerImage) -> None:
-        """Check the user that came out: an image may give any name the number 0."""
-        process = self._process(handle)
-        if process is not None and process.user_ids is not None and 0 in process.user_ids:
-            raise BadImageError(f"user {image.user!r} of the image is root: give it a user that is not")
-
-    def _last_words(self, handle: SandboxHandle, state: dict[str, Any]) -> str:
-        with suppress(DockerException), self._engine_call(Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
-            said = engine.logs(handle.ref, tail=20)[-_LOG_BYTES:].decode("utf-8", "replace").strip()
-            return said or f"exit status {state.get('ExitCode')}, no message"
-        return "no message"
-
-    def _process(self, handle: SandboxHandle) -> ProcessRef | None:
-        """Give process 1 of the container on this host; None once it has ended."""
-        known = self._processes.get(handle.ref)
-        if known is None:
-            pid = self._inspect(handle).get("State", {}).get("Pid") or 0
-            known = ProcessRef.of(pid) if pid else None
-            if known is None:
-                return None
-            if handle.ref not in _read_text(Path(f"/proc/{pid}/cgroup")) and known.is_alive:
-                message = "the Docker engine is not on this host: use one that is, its containers are reached by setns"
-                raise RuntimeUnavailableError(message)
-            self._processes[handle.ref] = known
-        return known if known.is_alive else None
-
-    def _inspect(self, handle: SandboxHandle, deadline: Deadline | None = None) -> dict[str, Any]:
-        """Ask for the container; an empty answer once it is gone."""
         try:
-            with self._engine_call(deadline or Deadline(_ENGINE_TIMEOUT_SECONDS)) as engine:
-                facts: dict[str, Any] = engine.inspect_container(handle.ref)
-                return facts
-        except NotFound:
-            return {}
-
-    def _handle(self, container_id: str, labels: dict[str, str]) -> SandboxHandle:
-        return SandboxHandle(self.name, labels[SANDBOX_LABEL], container_id, labels_of(labels))
-
-    @contextmanager
-    def _engine_call(self, deadline: Deadline) -> Iterator[Engine]:
-        """Give the engine for some calls. APIError passes; a silent or absent engine becomes an error of ours."""
-        try:
-            with self._lock:
-                if self._engine is None:
-                    self._engine = Engine(self._config.base_url)
-                engine = self._engine
-            with engine.until(deadline):
-                yield engine
-        except APIError:  # also one of requests' exceptions
+            with closing(self.executions(handle)) as client:
+                client.start(Command(argv=argv), key=ENTRYPOINT_KEY)
+        except BaseException as error:
+            with suppress(RunFailure):
+                self.remove(handle)
+            if isinstance(error, ExecdUnreachableError) and deadline.is_over:
+                raise CreateTimeoutError(
+                    f"the entrypoint of {handle.name} was not started in time"
+                ) from error
             raise
-        except requests.exceptions.Timeout as error:
-            raise CreateTimeoutError(
-                f"the Docker engine did not answer within {deadline.seconds:g} s"
-            ) from error
-        except (requests.exceptions.RequestException, DockerException) as error:
-            raise DaemonError(f"the Docker engine does not answer: {error}") from error
+
+    def _live_stats(self, handle: SandboxHandle, known: "ContainerView") -> SandboxStats:
+        # An OCI runtime that was told to leave control groups alone has the container in somebody else's.
+        if handle.ref not in _read_text(Path(f"/proc/{known.process.pid}/cgroup")):
+            return SandboxStats()
+        stats = cgroup_of(known.process.pid).stats()
+        watched = None if self._disks is None else self._disks.look_up(handle.ref)
+        if watched is None:
+            return stats
+        use, limit = watched
+        return replace(stats, disk_bytes=use.bytes, disk_limit_bytes=limit.bytes)
+
+    def _switch(self, handle: SandboxHandle, *, is_paused: bool) -> None:
+        verb = "paused" if is_paused else "resumed"
+        try:
+            with self._link.call() as engine:
+                (engine.pause if is_paused else engine.unpause)(handle.ref)
+        except APIError as error:
+            state = self.inspect(handle).get("State", {})
+            if not state.get("Running"):
+                raise ExecdUnreachableError(f"sandbox {handle.name} is gone") from error
+            if state.get("Paused") != is_paused:
+                raise daemon_error(f"container {handle.name} could not be {verb}", error) from error
+        except NotSupportedError as error:
+            raise DaemonError(f"container {handle.name} could not be {verb}: {error}") from error
+
+    def _why_ended(self, handle: SandboxHandle, state: Mapping[str, Any]) -> str:
+        noted = self._ends.find(handle.ref)
+        if noted:
+            return noted
+        if state["OOMKilled"]:
+            return "it used more memory than its limit, and was ended for that"
+        if state["ExitCode"] == _KILLED:
+            return "its container was killed from outside, or for want of memory"
+        return str(state["Error"])
+
+    def _watch_disk(
+        self, handle: SandboxHandle, limit_bytes: str | int | None, deadline: Deadline | None = None
+    ) -> None:
+        """Watch what a writable container has written, where the engine does not limit it."""
+        if limit_bytes is None or (self._disks is not None and self._disks.look_up(handle.ref) is not None):
+            return
+        facts = self.inspect(handle, deadline)
+        upper = facts.get("GraphDriver", {}).get("Data", {}).get("UpperDir") if facts else None
+        if upper is None:
+            return
+        with self._lock:
+            if self._disks is None:
+                root = (self._facts.root if self._facts else None) or Path(upper)
+                self._disks = DiskWatch(root, self._end_for_disk)
+        self._disks.add(handle.ref, Path(upper), int(limit_bytes))
+
+    def _end_for_disk(self, ref: str, reason: str) -> None:
+        self._ends.note(ref, reason)
+        with suppress(NotFound, APIError), self._link.call() as engine:
+            engine.kill(ref)
 
 
-_IMAGE_FAULTS = ("exec format error", "no such file or directory", "not a directory", "unable to find user")
-"""Words of the engine that blame the image's content."""
+_PULL_SILENCE_SECONDS = 120.0
+"""A registry that sends nothing for so long is away; a pull as a whole takes what its waiters give it."""
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Give what tells a file from all others, without following a link; None if it is not there."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+def _say_nothing(text: str) -> None:
+    del text
+
+
+def _in_line(before: int) -> str:
+    return f"waiting for its turn to start, {before} before it"
+
+
+def _volumes_in(facts: Mapping[str, Any]) -> list[str]:
+    """Give the names of the volumes that go with a container, from the engine's description of it."""
+    labels = (facts.get("Config") or {}).get("Labels") or {}
+    return [name for name in labels.get(VOLUMES_LABEL, "").split(",") if name]
+
+
+def _names(pid: int, ref: str) -> bool:
+    """Say whether a process is of a container: by its groups, or, of an OCI runtime without any, by its command."""
+    folder = Path(f"/proc/{pid}")
+    return ref in _read_text(folder / "cgroup") or ref in _read_text(folder / "cmdline")
 
 
 def _read_text(path: Path) -> str:

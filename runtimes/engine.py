@@ -4,13 +4,13 @@ import io
 import socket
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
 import docker
 import requests.exceptions
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 from docker.utils import kwargs_from_env
 from requests.adapters import BaseAdapter
@@ -52,31 +52,51 @@ class Engine(docker.APIClient):
     @contextmanager
     def until(self, deadline: Deadline) -> Iterator[None]:
         """Hold all calls of this thread to a deadline."""
+        before = getattr(self._deadlines, "current", None)
         self._deadlines.current = deadline
         try:
             yield
         finally:
-            self._deadlines.current = None
+            self._deadlines.current = before
 
     def image_facts(self, name: str) -> dict[str, Any]:
         """Inspect an image."""
         facts: dict[str, Any] = self.inspect_image(name)  # type: ignore[no-untyped-call]  # the stubs leave it out
         return facts
 
-    def fetch_image(self, name: str) -> None:
-        """Pull an image, within the deadline also if it comes in drop by drop. Raises PullRefusedError."""
+    def fetch_image(
+        self,
+        name: str,
+        auth: Mapping[str, str] | None = None,
+        *,
+        on_line: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        is_left: Callable[[], bool] | None = None,
+    ) -> None:
+        """Pull an image, within the deadline also if it comes in drop by drop. Raises PullRefusedError.
+
+        auth: username and password; None: those that `docker login` saved. on_line: told what the engine says about it.
+        is_left: asked with each line, instead of the deadline, which then is for each wait alone; True ends it.
+        """
         deadline: Deadline | None = getattr(self._deadlines, "current", None)
+        credentials = None if auth is None else dict(auth)
         try:
-            with closing(self.pull(name, stream=True, decode=True)) as progress:
+            with closing(self.pull(name, stream=True, decode=True, auth_config=credentials)) as progress:
                 for line in progress:
                     if "error" in line:
                         raise PullRefusedError(str(line["error"]))
-                    if deadline is not None and deadline.is_over:
+                    on_line(line)
+                    is_over = deadline is not None and deadline.is_over
+                    if is_over if is_left is None else is_left():
                         raise requests.exceptions.ReadTimeout
         except APIError as error:
-            if isinstance(error, ImageNotFound) or (error.status_code or 500) < 500:
+            if error.status_code == 400:
                 raise
-            raise PullRefusedError(str(error.explanation)) from error
+            raise PullRefusedError(str(error.explanation or error)) from error
+
+    def facts(self) -> dict[str, Any]:
+        """Ask the engine about itself."""
+        answer: dict[str, Any] = self.info()
+        return answer
 
     def create(self, settings: dict[str, Any], name: str) -> str:
         """Create a container from the body of the API's own call; gives its id."""
@@ -97,6 +117,24 @@ class Engine(docker.APIClient):
         url = f"{self.base_url}/v{self.api_version}/containers/{container}/archive"
         response = self.head(url, params={"path": path}, **self._set_request_timeout({}))
         return bool(response.status_code == 200)
+
+    def put_folders(self, container: str, folders: Mapping[str, tuple[int, int, int]]) -> None:
+        """Make folders in the file system of a container that has not started: (uid, gid, mode) by path, top first.
+
+        What is there already becomes so, too.
+        """
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for path, (uid, gid, mode) in folders.items():
+                entry = tarfile.TarInfo(path.strip("/"))
+                entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, mode, uid, gid
+                archive.addfile(entry)
+        self.put_archive(container, "/", buffer.getvalue())
+
+    def load(self, archive: bytes) -> None:
+        """Load an image from an archive of `docker save`'s form. Raises APIError, ImageLoadError."""
+        for _ in self.load_image(archive):  # type: ignore[no-untyped-call]  # the stubs leave it out
+            pass
 
     def read_file(self, container: str, path: str) -> bytes | None:
         """Read a small file of a container's file system; None if there is none or it is large."""

@@ -33,6 +33,8 @@ _PATHS_PER_REQUEST = 10
 """A path has up to 4,096 bytes, three times that when escaped, and execd takes request lines of 64 KiB and more."""
 
 _MAX_ERROR_BYTES = 64 << 10
+_MAX_LOG_BYTES = 64 << 20
+"""More than execd keeps of one command."""
 
 
 class HttpExecutionClient:
@@ -90,18 +92,43 @@ class HttpExecutionClient:
             run = _Run(self, exchange, on_output, stop, kill_grace_seconds)
             return run.follow()
 
-    def start(self, command: Command) -> None:
-        """Start in the background; execd keeps what it writes. Raises SpecInvalidError if there is no such program."""
+    def start(self, command: Command, *, key: str) -> None:
+        """Start in the background, once per key; see `ExecutionClient.start`."""
+        self._start(command, key, "/command")
+
+    def background_output(self, command: Command, *, key: str) -> bytes:
+        """Give what a command in the background has written; see `ExecutionClient.background_output`."""
+        execution_id = self._start(command, key, "/command?attach=only")
+        with self._get(f"/command/{execution_id}/logs", {}) as (exchange, status):
+            if status == 404:
+                raise NotFoundError("command", key)
+            if status != 200:
+                raise DaemonError(f"execd answered {status}: {_error_message(exchange)}")
+            return exchange.read(max_bytes=_MAX_LOG_BYTES) or b""
+
+    def _start(self, command: Command, key: str, target: str) -> str:
+        """Start a command, or find the one that the key started; gives its id."""
         body = json.dumps({**_command_json(command), "background": True}).encode()
         headers = [*self._headers, ("Content-Type", "application/json"), ("Accept", "text/event-stream")]
         with self._exchange() as exchange:
-            response = exchange.request("POST", "/command", headers=headers, body=body)
+            response = exchange.request(
+                "POST", target, headers=[*headers, ("Idempotency-Key", key)], body=body
+            )
+            if response.status_code == 404:
+                raise NotFoundError("command", key)
             if response.status_code != 200:
                 result = _refused_command(exchange, response.status_code)
+                execution_id = ""
             else:
-                result = _Run(self, exchange, lambda *_: None, None, 0.0).follow()
+                run = _Run(self, exchange, lambda *_: None, None, 0.0)
+                result = run.follow()
+                execution_id = run.execution_id
         if result.error is not None:
-            raise SpecInvalidError(f"{command.argv or command.shell} cannot be started: {result.error}")
+            raise SpecInvalidError(
+                f"entrypoint: {command.argv or command.shell} cannot be started: {result.error}",
+                field="entrypoint",
+            )
+        return execution_id
 
     def upload(self, files: Sequence[FileUpload]) -> None:
         """Write files; each appears whole or not at all.
@@ -223,6 +250,11 @@ class _Run:
         self._stopped_at: float | None = None
         self._asked = False
         self._missing = 0
+
+    @property
+    def execution_id(self) -> str:
+        """What execd calls it; empty until it has said so."""
+        return self._id or ""
 
     def follow(self) -> CommandResult:
         """Pass on output until the terminal event."""

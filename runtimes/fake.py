@@ -25,6 +25,7 @@ from core.errors import (
     SpecInvalidError,
 )
 from runtimes.base import (
+    ENTRYPOINT_KEY,
     EXECD_PORT,
     Command,
     CommandResult,
@@ -113,6 +114,7 @@ class _Sandbox:
     handle: SandboxHandle
     image: str
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    started: dict[str, Command] = field(default_factory=dict)
     is_alive: bool = True
     is_paused: bool = False
     oom_kills: int = 0
@@ -162,7 +164,9 @@ class FakeRuntime(Runtime):
             self._count += 1
             handle = SandboxHandle(self.name, spec.name, str(self._count), dict(spec.labels))
             files = dict(self._snapshots[snapshot]) if is_snapshot else {}
-            self._sandboxes[spec.name] = _Sandbox(handle, spec.image, files)
+            sandbox = self._sandboxes[spec.name] = _Sandbox(handle, spec.image, files)
+            if spec.entrypoint and spec.entrypoint != "image":
+                sandbox.started[ENTRYPOINT_KEY] = Command(argv=tuple(spec.entrypoint))
             return handle
 
     def executions(self, handle: SandboxHandle) -> "_FakeClient":
@@ -294,6 +298,16 @@ class _FakeClient:
             sandbox.files[path] = (data, 0o644)
         exit_code = outcome.exit_code if outcome.signal is None else None
         return CommandResult(exit_code, outcome.signal, duration_ms=round(outcome.seconds * 1000))
+
+    def start(self, command: Command, *, key: str) -> None:
+        """Note it: nothing runs here, so it has written nothing."""
+        self._runtime.live(self._handle).started[key] = command
+
+    def background_output(self, command: Command, *, key: str) -> bytes:
+        """Give nothing, of what was started. Raises NotFoundError."""
+        if self._runtime.live(self._handle).started.get(key) != command:
+            raise NotFoundError("command", key)
+        return b""
 
     def upload(self, files: Sequence[FileUpload]) -> None:
         """Keep the files."""

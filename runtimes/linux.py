@@ -43,6 +43,7 @@ __all__ = [
     "make_private",
     "mount",
     "new_mount",
+    "open_below",
     "reconfigure",
     "unmount",
     "unshare",
@@ -70,9 +71,10 @@ _MOUNT_ATTR_IDMAP: Final = 0x00100000
 AT_RECURSIVE: Final = 0x8000
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _CLONE3, _MOUNT_SETATTR = (
-    428, 429, 430, 431, 432, 433, 435, 442,
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _CLONE3, _OPENAT2, _MOUNT_SETATTR = (
+    428, 429, 430, 431, 432, 433, 435, 437, 442,
 )  # fmt: skip
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
@@ -266,6 +268,18 @@ def fork_idle(flags: int) -> tuple[int, int]:
     )
     _check(pid)
     return pid, pidfd.value
+
+
+def open_below(folder: int, path: str, flags: int, *, as_root: bool = False, links: bool = True) -> int:
+    """Open a path without ever leaving a folder: what leads out of it is EXDEV, and a link, if none may be, ELOOP.
+
+    as_root: the folder is the root of the path instead, as after chroot(2).
+    """
+    resolve = _RESOLVE_NO_MAGICLINKS | (_RESOLVE_IN_ROOT if as_root else _RESOLVE_BENEATH)
+    if not links:
+        resolve |= _RESOLVE_NO_SYMLINKS
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    return _syscall(path, _OPENAT2, folder, os.fsencode(path), how, len(how))
 
 
 def die_with_parent() -> None:

@@ -18,6 +18,7 @@ from core.errors import (
     SpecInvalidError,
 )
 from runtimes.base import (
+    ENTRYPOINT_KEY,
     EXECD_PORT,
     Command,
     OnProgress,
@@ -361,7 +362,7 @@ class LocalRuntime(Runtime):
         entrypoint = live.entrypoint
         if entrypoint:
             with closing(self.executions(handle)) as client:
-                client.start(Command(argv=entrypoint))
+                client.start(Command(argv=entrypoint), key=ENTRYPOINT_KEY)
 
     def _disk_for(self, live: Live) -> AbstractContextManager[str | None]:
         """Give the device of a disk file, while it is needed; None for a disk in memory, or one that is there."""

@@ -14,7 +14,6 @@ from core.errors import (
     DaemonError,
     ExecdUnreachableError,
     ImageNotFoundError,
-    NotSupportedError,
     RegistryRateLimitedError,
     RegistryUnreachableError,
     RuntimeUnavailableError,
@@ -226,8 +225,3 @@ def test_engine_that_is_away_is_told_in_one_line(tmp_path, runtime_folder):
         runtime.list()
     # A socket left open is found by the collector, and its warning is an error.
     gc.collect()
-
-
-def test_an_entrypoint_is_refused_rather_than_forgotten(kind):
-    with pytest.raises(NotSupportedError, match="entrypoint"):
-        kind.runtime.create(kind.spec(entrypoint=("true",)), timeout_seconds=5)

@@ -1,58 +1,16 @@
 """Against the registry that most people run: Debian's `docker-registry`, with and without a password."""
 
-import os
-import shutil
-import subprocess
-from contextlib import contextmanager
-from pathlib import Path
-
 import httpx
 import pytest
 
 from core.errors import ImageNotFoundError, RegistryAuthError, RegistryUnreachableError
-from launcher.ports import find_free_port
 from runtimes.local.images import ImageLimits, ImageStore
-from tests.support.execd import wait_for
 from tests.support.image_archives import Layout, file, tar
+from tests.support.real_registry import needs_registry, running_registry
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("docker-registry") and os.environ.get("CI") != "true",
-    reason="no docker-registry here (Debian: apt install docker-registry)",
-)
+pytestmark = needs_registry
 
 LOWER, UPPER = tar(file("lower", b"1" * 100_000)), tar(file("upper", b"2"))
-
-# `me` with the password `secret`, as `htpasswd -B` writes it.
-_HTPASSWD = "me:$2y$05$tz3QM6H5ky6fC1KmM3POzuv2kUjLKINYNVscefKI4TTHAopHvM2ya\n"
-
-
-@contextmanager
-def running(folder: Path, *, with_password: bool):
-    """Start a registry on a free port of 127.0.0.1; gives its address."""
-    folder.mkdir()
-    port = find_free_port()
-    lines = ["version: 0.1", "log: {level: error}", f"http: {{addr: '127.0.0.1:{port}'}}"]
-    lines += [f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}"]
-    if with_password:
-        (folder / "htpasswd").write_text(_HTPASSWD)
-        lines += [f"auth: {{htpasswd: {{realm: test, path: {folder / 'htpasswd'}}}}}"]
-    (folder / "config.yml").write_text("\n".join(lines))
-    with (folder / "log").open("wb") as log:
-        argv = ["docker-registry", "serve", folder / "config.yml"]
-        server = subprocess.Popen(argv, stdout=log, stderr=log)
-    try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/v2/"), seconds=20)
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).status_code in (200, 401)
-    except httpx.TransportError:
-        return False
 
 
 def push(address: str, layout: Layout, manifest: dict, *, auth: tuple[str, str] | None = None) -> None:
@@ -81,7 +39,7 @@ def layout(tmp_path):
 
 def test_pull_without_a_password(tmp_path, store, layout):
     manifest = layout.manifest(LOWER, UPPER)
-    with running(tmp_path / "registry", with_password=False) as address:
+    with running_registry(tmp_path / "registry", with_password=False) as address:
         push(address, layout, manifest)
         image = store.pull(f"{address}/team/app:1")
         assert {path.name for path in image.layers[0].iterdir()} == {"lower", "upper"}
@@ -96,7 +54,7 @@ def test_pull_without_a_password(tmp_path, store, layout):
 
 def test_pull_with_a_password(tmp_path, store, layout):
     manifest = layout.manifest(LOWER)
-    with running(tmp_path / "registry", with_password=True) as address:
+    with running_registry(tmp_path / "registry", with_password=True) as address:
         push(address, layout, manifest, auth=("me", "secret"))
         with pytest.raises(RegistryAuthError, match=f"registry auth failed for {address}: it wants"):
             store.pull(f"{address}/team/app:1")

@@ -75,7 +75,7 @@ def test_writable_places_share_the_disk_limit_and_its_files():
         (None, ContainerImage("i"), "/tmp", ["/tmp"]),
         (None, ContainerImage("i", workdir="/app"), "/app", ["/tmp"]),
         ("/work", ContainerImage("i", workdir="/app"), "/work", ["/tmp", "/work"]),
-        ("/work", ContainerImage("i", has_workdir=True), "/work", ["/tmp"]),
+        ("/work", ContainerImage("i", folders=frozenset({"/work"})), "/work", ["/tmp"]),
         ("/", ContainerImage("i"), "/", ["/tmp"]),
         ("/tmp/", ContainerImage("i"), "/tmp/", ["/tmp"]),
     ],
