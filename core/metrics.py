@@ -24,6 +24,7 @@ __all__ = [
     "HEARTBEATS",
     "LEADER",
     "LEADER_CHANGES",
+    "LEAKED",
     "LEFTOVERS",
     "LIVE_SANDBOXES",
     "LOG_BYTES",
@@ -115,6 +116,12 @@ HEARTBEATS = Counter(
     registry=REGISTRY,
 )  # fmt: skip
 LIVE_SANDBOXES = Gauge("sandmill_live_sandboxes", "Live sandboxes kept here.", registry=REGISTRY)
+LEAKED = Gauge(
+    "sandmill_leaked",
+    "Sandboxes nobody knows, and the rest of such (volumes, images), that the last sweep could not remove: must be 0.",
+    ["runtime", "kind"],
+    registry=REGISTRY,
+)
 LEFTOVERS = Counter(
     "sandmill_leftovers",
     "Sandboxes found that no attempt here runs: removed, or failed to be removed.",

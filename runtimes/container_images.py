@@ -8,6 +8,7 @@ from typing import Any
 from docker.errors import APIError, ImageNotFound, NullResource
 
 from core.errors import BadImageError, ImageNotFoundError
+from runtimes.bundle import BUNDLE_MOUNT
 from runtimes.container_snapshots import SNAPSHOT_PREFIX, image_tag, is_snapshot_image
 from runtimes.container_spec import ContainerImage
 from runtimes.engine import Engine
@@ -25,6 +26,7 @@ class ImageCatalogue:
     def __init__(self) -> None:
         """Start with nothing known."""
         self._folders: dict[tuple[str, str], bool] = {}
+        self._is_place_free: dict[str, bool] = {}
         self._users: dict[str, tuple[int, int]] = {}
 
     def look_up(
@@ -58,6 +60,14 @@ class ImageCatalogue:
             volumes=tuple(sorted(config.get("Volumes") or ())),
             entrypoint=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
         )
+
+    def check_bundle_place(self, engine: Engine, image_id: str) -> None:
+        """Refuse an image with a link or file where execd's folder comes. Raises BadImageError."""
+        if image_id not in self._is_place_free:
+            with engine.unstarted(image_id) as container:
+                self._is_place_free[image_id] = engine.can_be_mounted_at(container, BUNDLE_MOUNT)
+        if not self._is_place_free[image_id]:
+            raise BadImageError(f"the image has something else at {BUNDLE_MOUNT}, which is execd's place")
 
     def _folders_of(self, engine: Engine, image_id: str, paths: Sequence[str]) -> frozenset[str]:
         """Give those of some paths that the image has."""

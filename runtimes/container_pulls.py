@@ -94,6 +94,11 @@ class Pulls:
             with self._lock:
                 pull.waiting -= 1
 
+    def waiting(self, image: str) -> int:
+        """Say how many wait for pulls of an image."""
+        with self._lock:
+            return sum(pull.waiting for (name, _), pull in self._running.items() if name == image)
+
     def _wait(self, pull: _Pull, image: str, deadline: Deadline, say: OnProgress) -> None:
         said = ""
         while not pull.is_over.wait(min(_TELL_SECONDS, deadline.remaining())):

@@ -201,9 +201,6 @@ class ContainerStart:
         return handle
 
     def _make_folders(self, handle: SandboxHandle) -> None:
-        if not self.rules.family.shares_kernel and BUNDLE_MOUNT in self.image.folders:
-            # With a kernel of its own there is no looking at what was started.
-            raise BadImageError(f"the image has something else at {BUNDLE_MOUNT}, which is execd's place")
         folders = folders_to_make(self.spec, self.image, self.rules)
         if not folders:
             return

@@ -37,7 +37,7 @@ from runtimes.base import (
     SandboxStats,
     refuse_foreign_platform,
 )
-from runtimes.bundle import BUNDLE_MOUNT, Bundle, ensure_bundle
+from runtimes.bundle import Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
 from runtimes.container_pulls import PullProgress, Pulls
@@ -80,6 +80,7 @@ __all__ = ["DockerConfig", "DockerRuntime"]
 
 _CONNECT_TIMEOUT_SECONDS = 5.0
 _BUSY_POLL_SECONDS = 0.005
+_STALE_SECONDS = 600.0
 _APPARMOR_PROFILE = "docker-default"
 _KILLED = 137
 
@@ -366,6 +367,7 @@ class DockerRuntime(Runtime):
         with self._link.call() as engine:
             removed, left = collect_volumes(engine, node, names)
             left += collect_snapshots(engine, now=time.time())
+            left += engine.collect_unstarted(before=time.time() - _STALE_SECONDS)
         return removed, left
 
     def close(self) -> None:
@@ -433,11 +435,13 @@ class DockerRuntime(Runtime):
         if not spec.image.startswith(SNAPSHOT_PREFIX) and policy != "never":
             self._pull(spec, deadline, say, policy)
         folders = folders_to_look_for(spec)
-        if not rules.family.shares_kernel:
-            folders.append(BUNDLE_MOUNT)
         try:
             with self._link.call(deadline) as engine:
-                return self._images.look_up(engine, spec.image, folders, is_pulled=policy != "never")
+                image = self._images.look_up(engine, spec.image, folders, is_pulled=policy != "never")
+                if not rules.family.shares_kernel:
+                    # With a kernel of its own there is no looking at what was started.
+                    self._images.check_bundle_place(engine, image.id)
+                return image
         except APIError as error:
             raise daemon_error(f"image {spec.image!r} could not be looked at", error) from error
 

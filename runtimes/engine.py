@@ -10,16 +10,22 @@ from typing import Any
 
 import docker
 import requests.exceptions
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, NotFound
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
-from docker.utils import kwargs_from_env
+from docker.utils import decode_json_header, kwargs_from_env
 from requests.adapters import BaseAdapter
 
 from runtimes.deadline import Deadline
 
-__all__ = ["Engine", "PullRefusedError"]
+__all__ = ["LOOK_LABEL", "Engine", "PullRefusedError"]
+
+LOOK_LABEL = "sandmill.look"
+"""Of containers that never start, and live for as long as it takes to look into an image."""
 
 _MAX_FILE_BYTES = 1 << 20
+
+_GO_MODE_FOLDER = 1 << 31
+"""The bit of folders in what the engine gives as mode."""
 
 _DEFAULT_SECONDS = 10.0
 """For the version request that docker-py makes while it is built."""
@@ -106,17 +112,45 @@ class Engine(docker.APIClient):
     @contextmanager
     def unstarted(self, image_id: str) -> Iterator[str]:
         """Give a container of an image that never runs, to look into the image; it is removed afterwards."""
-        container = str(self.create_container(image_id, command=["-"], network_disabled=True)["Id"])
+        made = self.create_container(
+            image_id, command=["-"], network_disabled=True, labels={LOOK_LABEL: "look"}
+        )
+        container = str(made["Id"])
         try:
             yield container
         finally:
             self.remove_container(container, force=True, v=True)
+
+    def collect_unstarted(self, *, before: float) -> int:
+        """Remove those left by whoever died while looking into an image; gives how many would not go.
+
+        before: Unix time when they were made.
+        """
+        left = 0
+        for container in self.containers(all=True, filters={"label": [LOOK_LABEL]}):
+            if container["Created"] < before:
+                try:
+                    self.remove_container(container["Id"], force=True, v=True)
+                except NotFound:
+                    continue
+                except APIError:
+                    left += 1
+        return left
 
     def has_path(self, container: str, path: str) -> bool:
         """Say whether a container's file system has a path."""
         url = f"{self.base_url}/v{self.api_version}/containers/{container}/archive"
         response = self.head(url, params={"path": path}, **self._set_request_timeout({}))
         return bool(response.status_code == 200)
+
+    def can_be_mounted_at(self, container: str, path: str) -> bool:
+        """Say whether a container's file system has nothing at a path but, at most, a folder: no link, no file."""
+        url = f"{self.base_url}/v{self.api_version}/containers/{container}/archive"
+        response = self.head(url, params={"path": path}, **self._set_request_timeout({}))
+        if response.status_code == 404:
+            return True
+        facts = decode_json_header(response.headers["X-Docker-Container-Path-Stat"])
+        return bool(facts["mode"] & _GO_MODE_FOLDER) and not facts["linkTarget"]
 
     def put_folders(self, container: str, folders: Mapping[str, tuple[int, int, int]]) -> None:
         """Make folders in the file system of a container that has not started: (uid, gid, mode) by path, top first.

@@ -21,7 +21,7 @@ from core.database import create_database_engine
 from core.errors import RunFailure
 from core.failpoints import failpoint
 from core.logging import get_logger
-from core.metrics import ATTEMPTS_RUNNING, BELLS, LEFTOVERS
+from core.metrics import ATTEMPTS_RUNNING, BELLS, LEAKED, LEFTOVERS
 from core.sealing import make_box
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.sessions import SessionRepository
@@ -329,13 +329,22 @@ class NodeWorker:
         self._finished.set()
 
     def _remove_leftovers(self) -> None:
-        """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go."""
-        for runtime in self._runtimes.values():
-            for handle in runtime.list():
-                if handle.labels.get("sandmill.node") == str(self.node_id) and not self._runs(handle):
-                    self._remove_leftover(runtime, handle)
+        """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go.
 
-    def _remove_leftover(self, runtime: Runtime, handle: SandboxHandle) -> None:
+        And what went with sandboxes that are gone, such as volumes. What is left afterwards has leaked.
+        """
+        for runtime in self._runtimes.values():
+            leftovers = [
+                handle
+                for handle in runtime.list()
+                if handle.labels.get("sandmill.node") == str(self.node_id) and not self._runs(handle)
+            ]
+            LEAKED.labels(runtime.name, "sandbox").set(
+                sum(not self._remove_leftover(runtime, handle) for handle in leftovers)
+            )
+            self._collect(runtime)
+
+    def _remove_leftover(self, runtime: Runtime, handle: SandboxHandle) -> bool:
         try:
             runtime.remove(handle)
         except RunFailure:
@@ -343,11 +352,22 @@ class NodeWorker:
             # counting.
             LEFTOVERS.labels(runtime.name, "failed").inc()
             log.exception("leftover_not_removed", sandbox=handle.name, runtime=runtime.name)
-            return
+            return False
         with self._statements.connect() as connection:
             SessionRepository(connection).mark_swept(handle.name)
         LEFTOVERS.labels(runtime.name, "removed").inc()
         log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
+        return True
+
+    def _collect(self, runtime: Runtime) -> None:
+        try:
+            removed, left = runtime.collect(str(self.node_id), ())
+        except RunFailure as error:
+            log.warning("rest_not_collected", runtime=runtime.name, error=error.message)
+            return
+        LEAKED.labels(runtime.name, "rest").set(left)
+        if removed:
+            log.info("rest_collected", runtime=runtime.name, count=removed)
 
     def _runs(self, handle: SandboxHandle) -> bool:
         trial, fence = handle.labels.get("sandmill.trial", ""), handle.labels.get("sandmill.fence", "")

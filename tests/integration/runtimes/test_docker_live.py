@@ -1,23 +1,33 @@
 """Containers of live sandboxes: users, volumes, snapshots, limits, queue, OCI runtimes."""
 
 import json
+import os
 import subprocess
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
 
 from core.errors import (
+    BadImageError,
     CreateTimeoutError,
     ExecdUnreachableError,
     ImageNotFoundError,
     RuntimeUnavailableError,
     SpecInvalidError,
 )
-from runtimes.base import ALL_GPUS, FileUpload, SandboxState, VolumeClaim, VolumeMount
+from runtimes.base import (
+    ALL_GPUS,
+    ENTRYPOINT_KEY,
+    Command,
+    FileUpload,
+    SandboxState,
+    VolumeClaim,
+    VolumeMount,
+)
 from runtimes.docker import DockerConfig, DockerRuntime
 from tests.support.execd import wait_for
 from tests.support.images import (
@@ -324,6 +334,74 @@ def test_oci_runtime_the_engine_has_not_got_is_told_by_name(kind, runtime_folder
     folders = {"bundle_dir": runtime_folder / "bundles", "state_dir": runtime_folder / "docker"}
     with pytest.raises(RuntimeUnavailableError, match=name):
         DockerRuntime(DockerConfig(**folders, oci_runtime=name)).check()
+
+
+def has_gvisor():
+    return "runsc" in json.loads(docker_output("info", "--format", "{{json .Runtimes}}"))
+
+
+@pytest.fixture
+def gvisor(kind):
+    """The docker runtime, with gVisor in its engine."""
+    if not has_gvisor():
+        problem = 'the engine has no runtime runsc: see "gVisor" in docs/containers.md'
+        if os.environ.get("CI") == "true":
+            pytest.fail(problem)
+        pytest.skip(problem)
+    return kind
+
+
+def test_gvisor_runs_sandboxes_with_a_kernel_of_their_own(gvisor):
+    with gvisor.box(oci_runtime="runsc") as box:
+        assert box.sh("uname -r").out.startswith("4.4.0")
+        assert box.sh("id -u").out != "0\n"
+        assert box.sh("echo x > /kept/file").code != 0
+        box.client.upload([FileUpload("/tmp/file", b"x")])
+        assert box.sh("cat /tmp/file").out == "x"
+        stats = gvisor.runtime.stats(box.handle)
+        assert (stats.memory_peak_bytes or 0) > 1 << 20
+
+
+def test_gvisor_runs_live_sandboxes_in_every_way(gvisor):
+    argv = ("sh", "-c", "echo begun; exec sleep 60")
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    with gvisor.box(oci_runtime="runsc", entrypoint=argv, **LIVE) as box:
+        assert box.sh("id -u; echo x > /kept/made; cat /kept/made").out == "0\nx\n"
+        wait_for(
+            lambda: box.client.background_output(Command(argv=argv), key=ENTRYPOINT_KEY) == b"begun\n",
+            seconds=10,
+        )
+        # A port of the sandbox is reached from outside, which its own network stack would not let happen.
+        box.sh("nc -l -p 8000 -e echo pong & sleep 1")
+        with closing(gvisor.runtime.connect(box.handle, 8000, timeout_seconds=5)) as stream:
+            stream.settimeout(5)
+            assert stream.recv(10) == b"pong\n"
+        gvisor.runtime.pause(box.handle)
+        assert gvisor.runtime.state(box.handle) == SandboxState("paused")
+        gvisor.runtime.resume(box.handle)
+        box.client.ping()
+        gvisor.runtime.snapshot(box.handle, name)
+    try:
+        with gvisor.box(oci_runtime="runsc", image=f"snapshot:{name}", **LIVE) as other:
+            assert other.sh("cat /kept/made").out == "x\n"
+    finally:
+        gvisor.runtime.remove_snapshot(name)
+
+
+def test_gvisor_holds_to_the_memory_limit(gvisor):
+    with gvisor.box(oci_runtime="runsc", limits={"memory_bytes": 128 << 20}, **LIVE) as box:
+        with suppress(ExecdUnreachableError):
+            box.python("s = bytearray(400 << 20)\nfor i in range(0, len(s), 4096): s[i] = 1")
+        wait_for(lambda: gvisor.runtime.state(box.handle).phase == "ended", seconds=20)
+        assert "memory" in gvisor.runtime.state(box.handle).message
+
+
+def test_gvisor_takes_no_image_with_something_in_execds_place(gvisor):
+    with (
+        derived_image(BUSYBOX_IMAGE, "ENV PATH=/bin", files={}, links={".sbx": "/kept"}) as image,
+        pytest.raises(BadImageError, match="execd's place"),
+    ):
+        gvisor.runtime.create(gvisor.spec(image=image, oci_runtime="runsc"), timeout_seconds=START_SECONDS)
 
 
 def test_beginning_of_an_id_is_no_image(kind):
