@@ -353,11 +353,14 @@ class NodeWorker:
             LEFTOVERS.labels(runtime.name, "failed").inc()
             log.exception("leftover_not_removed", sandbox=handle.name, runtime=runtime.name)
             return False
-        with self._statements.connect() as connection:
-            SessionRepository(connection).mark_swept(handle.name)
+        self._mark_swept(handle)
         LEFTOVERS.labels(runtime.name, "removed").inc()
         log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
         return True
+
+    def _mark_swept(self, handle: SandboxHandle) -> None:
+        with self._statements.connect() as connection:
+            SessionRepository(connection).mark_swept(handle.name)
 
     def _collect(self, runtime: Runtime) -> None:
         try:

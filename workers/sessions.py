@@ -510,6 +510,7 @@ _REASONS = {
     "registry_tls": _PULL,
     "registry_unreachable": _PULL,
     "image_store_full": _PULL,
+    "node_disk_full": "DOCKER::SANDBOX_START_FAILED",
     "spec_invalid": "SANDBOX::INVALID_PARAMETER",
     "create_timeout": "SANDBOX_START_TIMEOUT",
 }
