@@ -164,6 +164,13 @@ class Settings(BaseSettings):
         description="Host, or host:port, by which clients reach it. Default: where it listens.",
     )
 
+    ingress_internal_address: str | None = Field(
+        default=None,
+        pattern=ADDRESS_PATTERN,
+        examples=["10.0.0.7:28888"],
+        description="Host, or host:port, by which the API reaches it. Default: as clients do.",
+    )
+
     # A tick every 100 ms bounds the delay when the wake-up is lost.
     tick_seconds: float = Field(
         default=0.1, gt=0, le=10, description="Time between two looks at the queue when nothing rings."
@@ -361,7 +368,15 @@ class Settings(BaseSettings):
     @property
     def ingress_clients_address(self) -> str:
         """`host:port` by which clients reach the ingress of this node, told with every endpoint."""
-        address = self.ingress_address or reachable_host(self.ingress_host)
+        return self._with_ingress_port(self.ingress_address or reachable_host(self.ingress_host))
+
+    @property
+    def ingress_url(self) -> str:
+        """URL by which the API reaches the ingress of this node."""
+        internal = self.ingress_internal_address
+        return f"http://{self._with_ingress_port(internal) if internal else self.ingress_clients_address}"
+
+    def _with_ingress_port(self, address: str) -> str:
         has_port = address.rpartition("]")[2].count(":") == 1
         return address if has_port else f"{address}:{self.ingress_port}"
 

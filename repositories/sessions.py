@@ -17,7 +17,7 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 _UPSERT_NODE = """
 INSERT INTO nodes (id, name, runtimes, cpu_millicores, memory_bytes, slots, gpu, labels, ingress_url, ingress_address)
 VALUES (%(id)s, %(name)s, %(runtimes)s, %(cpu)s, %(memory)s, %(slots)s, %(gpu)s, %(labels)s,
-        'http://' || %(ingress)s::text, %(ingress)s)
+        %(ingress_url)s, %(ingress_address)s)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, runtimes = excluded.runtimes, slots = excluded.slots,
   cpu_millicores = excluded.cpu_millicores, memory_bytes = excluded.memory_bytes, gpu = excluded.gpu,
   labels = excluded.labels, ingress_url = excluded.ingress_url, ingress_address = excluded.ingress_address
@@ -108,6 +108,7 @@ class SessionRepository(SqlRepository):
         gpu: int = 0,
         labels: Mapping[str, str] | None = None,
         ingress_address: str | None = None,
+        ingress_url: str | None = None,
     ) -> None:
         """Register the node, end whatever session it had, open this one.
 
@@ -126,7 +127,8 @@ class SessionRepository(SqlRepository):
                 "slots": slots,
                 "gpu": gpu,
                 "labels": Jsonb(dict(labels or {})),
-                "ingress": ingress_address,
+                "ingress_address": ingress_address,
+                "ingress_url": ingress_url,
             },
         )
         self._count(_SUPERSEDE, {"node_id": node_id, "boot_id": boot_id})

@@ -50,6 +50,7 @@ class NodeDescription:
     labels: Mapping[str, str] = field(default_factory=dict)
     boot_id: str | None = None
     ingress_address: str | None = None
+    ingress_url: str | None = None
 
 
 class LeaseKeeper:
@@ -151,6 +152,7 @@ class LeaseKeeper:
                 labels=node.labels,
                 boot_id=node.boot_id,
                 ingress_address=node.ingress_address,
+                ingress_url=node.ingress_url,
             )
         self.session_id = session_id
         self._note_lease(asked)

@@ -472,6 +472,7 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         version=_version(),
         boot_id=boot_id(),
         ingress_address=settings.ingress_clients_address,
+        ingress_url=settings.ingress_url,
     )
 
 

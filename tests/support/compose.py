@@ -50,7 +50,11 @@ def compose_variables() -> dict[str, str]:
         "SANDMILL_FLOWER_PASSWORD",
         "SANDMILL_SECRET_KEY",
     )
-    ports = ("SANDMILL_API_PUBLISHED_PORT", "SANDMILL_FLOWER_PUBLISHED_PORT")
+    ports = (
+        "SANDMILL_API_PUBLISHED_PORT",
+        "SANDMILL_FLOWER_PUBLISHED_PORT",
+        "SANDMILL_INGRESS_PUBLISHED_PORT",
+    )
     return {
         **{name: secrets.token_hex(24) for name in passwords},
         **{name: str(find_free_port()) for name in ports},

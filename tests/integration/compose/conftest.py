@@ -22,7 +22,7 @@ def built_images() -> None:
 def project(built_images: None) -> Iterator[Project]:
     """Everything of docker-compose.yml, healthy. An error here in the end means that `down` left something."""
     with running_project(compose_variables()) as running:
-        assert len(running.containers()) == 7
+        assert len(running.containers()) == 8
         yield running
     label = f"label=com.docker.compose.project={running.name}"
     for kind in (("ps", "--all"), ("volume", "ls"), ("network", "ls")):

@@ -13,7 +13,7 @@ PASSWORDS = (
     "SANDMILL_FLOWER_PASSWORD",
     "SANDMILL_SECRET_KEY",
 )
-OURS = ("migrate", "api", "scheduler", "worker", "flower")
+OURS = ("migrate", "api", "scheduler", "worker", "ingress", "flower")
 STORES = ("postgres", "redis")
 
 
@@ -62,9 +62,9 @@ def test_our_programs_have_no_rights_to_lose(services, name):
 
 
 def test_nothing_is_privileged_or_holds_the_engine(services):
-    for service in services.values():
+    for name, service in services.items():
         assert not service.get("privileged")
-        assert "pid" not in service
+        assert service.get("pid") == ("service:worker" if name == "ingress" else None)
         assert service.get("network_mode") is None
         for volume in service.get("volumes", []):
             assert volume["type"] == "volume", volume
@@ -79,13 +79,13 @@ def test_only_the_worker_may_make_namespaces(services):
     assert loosened == {"worker"}
 
 
-def test_api_and_flower_are_published_on_the_loopback_address_and_nothing_else_is(services):
+def test_api_ingress_and_flower_are_published_on_the_loopback_address_and_nothing_else_is(services):
     published = {
         name: [port["host_ip"] for port in service["ports"]]
         for name, service in services.items()
         if service.get("ports")
     }
-    assert published == {"api": ["127.0.0.1"], "flower": ["127.0.0.1"]}
+    assert published == {"api": ["127.0.0.1"], "ingress": ["127.0.0.1"], "flower": ["127.0.0.1"]}
 
 
 def test_stores_and_worker_have_no_way_out(services):

@@ -4,6 +4,7 @@ import http.client
 from contextlib import closing
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from sandmill import Artifact, Client, Input, Job, Step
@@ -13,8 +14,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def client(project: Project):
-    key = project.output_of("run", "--rm", "--no-deps", "migrate", "key", "create", "test").strip()
+def key(project: Project) -> str:
+    return project.output_of("run", "--rm", "--no-deps", "migrate", "key", "create", "test").strip()
+
+
+@pytest.fixture(scope="module")
+def client(project: Project, key: str):
     with Client(project.api_url, key) as made:
         yield made
 
@@ -45,6 +50,34 @@ def test_sandbox_in_the_worker_is_still_a_sandbox(client):
     trial = client.get_trial(next(client.iter_trials(batch_id)).id)
     seen = b"".join(chunk.data for chunk in client.iter_logs(trial.attempts[0].id)).split()
     assert seen[1:] == [b"3", b"0"]  # two lines of heading and the loopback device; no secret
+
+
+@pytest.mark.parametrize("by_api", [False, True], ids=["by the ingress", "by the API"])
+def test_a_live_sandbox_is_reached_from_outside(project, key, by_api):
+    headers = {"OPEN-SANDBOX-API-KEY": key}
+    made = {
+        "image": {"uri": "host"},
+        "timeout": 300,
+        "resourceLimits": {"cpu": "500m", "memory": "256Mi"},
+        "entrypoint": ["sleep", "300"],
+    }
+    with httpx.Client(base_url=project.api_url, headers=headers, timeout=60) as api:
+        answer = api.post("/v1/sandboxes", json=made)
+        assert answer.status_code == 202, answer.text
+        sandbox = answer.json()["id"]
+        found = api.get(
+            f"/v1/sandboxes/{sandbox}/endpoints/44772", params={"use_server_proxy": str(by_api).lower()}
+        ).json()
+        port = project.variables[
+            "SANDMILL_API_PUBLISHED_PORT" if by_api else "SANDMILL_INGRESS_PUBLISHED_PORT"
+        ]
+        assert found["endpoint"].startswith(f"127.0.0.1:{port}/")
+        answer = httpx.get(
+            f"http://{found['endpoint']}/metrics", headers={**headers, **found["headers"]}, timeout=60
+        )
+        assert answer.status_code == 200, answer.text
+        assert "cpu_count" in answer.json()
+        assert api.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
 
 
 def test_programs_run_as_a_user_without_rights(project):

@@ -105,6 +105,22 @@ def test_clients_are_told_an_address_with_a_port_for_the_ingress(values, address
     assert read_settings(Settings, **values).ingress_clients_address == address
 
 
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ({}, "http://127.0.0.1:28888"),
+        ({"ingress_address": "boxes.example.org"}, "http://boxes.example.org:28888"),
+        (
+            {"ingress_address": "boxes.example.org", "ingress_internal_address": "ingress"},
+            "http://ingress:28888",
+        ),
+        ({"ingress_internal_address": "[fd00::2]:81"}, "http://[fd00::2]:81"),
+    ],
+)
+def test_the_api_reaches_the_ingress_as_clients_do_unless_it_is_told(values, url):
+    assert read_settings(Settings, **values).ingress_url == url
+
+
 @pytest.mark.parametrize("value", ["http://a", "a:b", "a/b", "fd00::1", "", "a:123456"])
 def test_address_of_the_ingress_is_a_host_or_host_and_port(value):
     with pytest.raises(
