@@ -38,6 +38,7 @@ from api.routes import (
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from api.wire import basics as wire_basics
+from api.wire import pools as wire_pools
 from api.wire import sandboxes as wire_sandboxes
 from api.wire import snapshots as wire_snapshots
 from core.blobstore import BlobStore
@@ -50,6 +51,7 @@ from core.sealing import make_box
 from core.secret_rules import program_settings
 from core.tracing import configure_tracing, shut_down_tracing
 from services.log_hub import LogHub
+from services.member_probe import MemberProbe
 from services.tenants import Authenticator
 from services.verdicts import known_parsers
 from services.wake import Wake
@@ -135,7 +137,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         health,
     ):
         app.include_router(part.router)
-    for wire in (wire_basics, wire_sandboxes, wire_snapshots):
+    for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_pools):
         for prefix in ("/v1", ""):
             app.include_router(wire.router, prefix=prefix)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
@@ -164,6 +166,7 @@ def build_services(settings: Settings) -> ApiServices:
         metrics=ApiMetrics(engine),
         box=make_box(settings),
         guard=AddressGuard(settings.webhook_allowed_networks),
+        probe=MemberProbe(),
         creators=asyncio.Semaphore(max(1, settings.api_pool_size * 2 // 3)),
     )
 

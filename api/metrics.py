@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from models.states import LIVE_ATTEMPT_STATES, Outcome, TrialState
-from repositories.statistics import StatisticsRepository
+from repositories.statistics import POOL_STATES, StatisticsRepository
 
 __all__ = ["ApiMetrics"]
 
@@ -21,6 +21,8 @@ T = TypeVar("T")
 _CACHE_SECONDS = 10.0
 """Scrapes come every 15 s or so from one or two Prometheus: counting oftener tells nothing new."""
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+_CLAIM_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class ApiMetrics:
@@ -49,6 +51,21 @@ class ApiMetrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self.pool_claims = Counter(
+            "sandmill_pool_claims_total",
+            "Creates that a warm pool could answer: hit; dead (a member that did not answer, so another was taken); "
+            "miss (none was free: started anew); exhausted (429).",
+            ["result"],
+            registry=self.registry,
+        )
+        self.pool_claim_seconds = Histogram(
+            "sandmill_pool_claim_seconds",
+            "From a create to the answer with a sandbox of a pool that runs already.",
+            buckets=_CLAIM_BUCKETS,
+            registry=self.registry,
+        )
+        for result in ("hit", "dead", "miss", "exhausted"):
+            self.pool_claims.labels(result)
         self.registry.register(_QueueCollector(engine))
 
 
@@ -112,6 +129,12 @@ class _QueueCollector(Collector):
         for live in LIVE_ATTEMPT_STATES:
             attempts.add_metric([live], queue.attempts_by_state.get(live, 0))
         yield attempts
+        members = GaugeMetricFamily(
+            "sandmill_pool_members", "Sandboxes of warm pools by state.", labels=["state"]
+        )
+        for state in POOL_STATES:
+            members.add_metric([state], queue.pool_members_by_state.get(state, 0))
+        yield members
         states = GaugeMetricFamily("sandmill_trials_open", "Unfinished trials by state.", labels=["state"])
         for state in set(TrialState) - {TrialState.FINISHED}:
             states.add_metric([state], queue.open_by_state.get(state, 0))

@@ -30,12 +30,15 @@ from services.history import HistoryService
 from services.idempotency import RequestIdentity, hash_request
 from services.live_sandboxes import LiveSandboxService, SandboxPolicy
 from services.log_hub import LogHub
+from services.member_probe import MemberProbe
+from services.pools import PoolService
 from services.regrades import RegradeService
 from services.schedules import ScheduleService
 from services.snapshots import SnapshotService
 from services.tenants import Authenticator, Operator, Principal
 from services.trials import TrialService
 from services.wake import Wake
+from services.warm_creates import WarmCreates
 from services.webhooks import WebhookService
 
 __all__ = [
@@ -66,6 +69,7 @@ class ApiServices:
     metrics: ApiMetrics
     box: SecretBox
     guard: AddressGuard
+    probe: MemberProbe
     creators: asyncio.Semaphore
 
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
@@ -110,6 +114,29 @@ class ApiServices:
             connection,
             caller.tenant_id,
             most=self.settings.max_snapshots,
+            actor=f"key:{caller.key_id}",
+        )
+
+    def pools(self, connection: Connection, caller: Principal) -> PoolService:
+        """Warm pools of the caller's tenant."""
+        return PoolService(
+            connection,
+            caller.tenant_id,
+            box=self.box,
+            default_runtime=self.settings.runtime,
+            max_age_seconds=self.settings.pool_member_age_seconds,
+            actor=f"key:{caller.key_id}",
+        )
+
+    def warm_creates(self, connection: Connection, caller: Principal) -> WarmCreates:
+        """Creates of the caller's tenant, which pools may answer."""
+        return WarmCreates(
+            connection,
+            caller.tenant_id,
+            self.sandboxes(connection, caller),
+            box=self.box,
+            default_runtime=self.settings.runtime,
+            max_age_seconds=self.settings.pool_member_age_seconds,
             actor=f"key:{caller.key_id}",
         )
 

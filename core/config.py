@@ -152,6 +152,19 @@ class Settings(BaseSettings):
         description="Part of its memory limit that a live sandbox reserves on its node.",
     )
 
+    # An hour: long enough to cost nothing, short enough that leaks of what runs in them never add up.
+    pool_member_age_seconds: float = Field(
+        default=3600.0,
+        ge=10,
+        description="A sandbox that waits in a warm pool for so long is replaced by a new one.",
+    )
+    pool_wait_seconds: float = Field(
+        default=2.0,
+        ge=0,
+        le=60,
+        description="So long a create from a pool that is full waits for a member, before it gets 429.",
+    )
+
     ingress_host: str = Field(
         default="127.0.0.1",
         description="Where the ingress of this node listens: the way to ports of sandboxes.",

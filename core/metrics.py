@@ -30,6 +30,8 @@ __all__ = [
     "LOG_BYTES",
     "LOOP_FAILURES",
     "LOOP_SUCCESS",
+    "POOL_MEMBERS_ENDED",
+    "POOL_MEMBERS_STARTED",
     "QUEUE_WAIT_SECONDS",
     "REAPED",
     "REGISTRY",
@@ -65,6 +67,15 @@ REAPED = Counter(
     "sandmill_reaped",
     "What the scheduler took back: recalled (never claimed), lost and overdue attempts, lapsed sessions.",
     ["kind"],
+    registry=REGISTRY,
+)
+POOL_MEMBERS_STARTED = Counter(
+    "sandmill_pool_members_started", "Members of warm pools that were put into the queue.", registry=REGISTRY
+)
+POOL_MEMBERS_ENDED = Counter(
+    "sandmill_pool_members_ended",
+    "Members of warm pools that nobody took: too many, too old, or of an older template.",
+    ["reason"],
     registry=REGISTRY,
 )
 LOOP_SUCCESS = Gauge(

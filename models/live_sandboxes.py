@@ -51,6 +51,8 @@ class SandboxSession(Base):
 
     access_token: what the node's ingress demands for execd. hidden_at: since when the wire says that there is none;
     set with a delete and with the expiry. image_auth: sealed. renew_seconds: the expiry moves on so far with each use.
+    pool, pool_id, pool_revision: of the warm pool it was made for. is_warm: nobody has been given it yet, and the wire
+    does not show it; once taken it is like any other, and never goes back.
     wish_no: goes up with each pause, resume and delete, so that whoever obeys knows which of them it has obeyed.
     """
 
@@ -58,6 +60,19 @@ class SandboxSession(Base):
     __table_args__ = (
         CheckConstraint(f"state IN ({sql_list(tuple(WireState))})", name="state"),
         CheckConstraint(f"(ended_at IS NOT NULL) = (state IN ({sql_list(ENDED_STATES)}))", name="ended"),
+        CheckConstraint(
+            "NOT is_warm OR (pool_id IS NOT NULL AND hidden_at IS NOT NULL)",
+            name="warm",
+        ),
+        Index(
+            "sandbox_sessions_pool_idx", "pool_id", "ended_at", postgresql_where=text("pool_id IS NOT NULL")
+        ),
+        Index(
+            "sandbox_sessions_warm_idx",
+            "pool_id",
+            "running_at",
+            postgresql_where=text("is_warm AND ended_at IS NULL"),
+        ),
         Index(
             "sandbox_sessions_visible_idx",
             "tenant_id",
@@ -91,6 +106,9 @@ class SandboxSession(Base):
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", server_default=_EMPTY)
     extensions: Mapped[dict[str, Any]] = mapped_column(server_default=_EMPTY)
     pool: Mapped[str | None]
+    pool_id: Mapped[UUID | None]
+    pool_revision: Mapped[int | None] = mapped_column(Integer)
+    is_warm: Mapped[bool] = mapped_column(server_default=text("false"))
     state: Mapped[str] = mapped_column(server_default=text("'Pending'"))
     state_reason: Mapped[str | None]
     state_message: Mapped[str | None]

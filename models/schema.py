@@ -4,6 +4,7 @@ import models.dead_letters
 import models.fan_out
 import models.live_sandboxes
 import models.operators
+import models.pools
 import models.retention
 import models.schedules
 import models.scheduling

@@ -22,6 +22,12 @@ _FIND = """
 SELECT route, request_hash, resource_id FROM idempotency WHERE tenant_id = %(tenant_id)s AND key = %(key)s
 """
 
+_MOVE = """
+UPDATE idempotency SET resource_id = %(resource_id)s WHERE tenant_id = %(tenant_id)s AND key = %(key)s
+"""
+
+_RELEASE = "DELETE FROM idempotency WHERE tenant_id = %(tenant_id)s AND key = %(key)s"
+
 
 @dataclass(frozen=True, slots=True)
 class UsedKey:
@@ -52,3 +58,11 @@ class IdempotencyRepository(TenantSqlRepository):
         """Look up what a key was used for."""
         row = self._mine_or_none(_FIND, {"key": key})
         return None if row is None else UsedKey(**row)
+
+    def move(self, key: str, resource_id: UUID) -> None:
+        """Let a key stand for another resource."""
+        self._mine_count(_MOVE, {"key": key, "resource_id": resource_id})
+
+    def release(self, key: str) -> None:
+        """Forget a key."""
+        self._mine_count(_RELEASE, {"key": key})

@@ -10,7 +10,14 @@ from psycopg.types.json import Jsonb
 
 from repositories.tenant_base import TenantSqlRepository
 
-__all__ = ["LiveSandboxRepository", "NewSandboxRow", "SandboxEventRow", "SandboxRow", "WishRow"]
+__all__ = [
+    "SANDBOX_COLUMNS",
+    "LiveSandboxRepository",
+    "NewSandboxRow",
+    "SandboxEventRow",
+    "SandboxRow",
+    "WishRow",
+]
 
 # One statement for all its rows: it is on the way of every create.
 _INSERT = """
@@ -21,30 +28,37 @@ WITH batch AS (
   INSERT INTO jobs (id, tenant_id, batch_id, ordinal, key, kind, digest, spec, trial_count)
   VALUES (%(job_id)s, %(tenant_id)s, %(batch_id)s, 0, 'sandbox', 'session', %(digest)s, %(spec)s::jsonb, 1)
 ), trial AS (
-  INSERT INTO trials (id, tenant_id, batch_id, job_id, index, queue_deadline, runtime, cpu_millicores, memory_bytes,
-                      gpu, slots, node_labels, max_cpu_seconds)
+  INSERT INTO trials (id, tenant_id, batch_id, job_id, index, queue_deadline, priority, runtime, cpu_millicores,
+                      memory_bytes, gpu, slots, node_labels, max_cpu_seconds)
   VALUES (%(id)s, %(tenant_id)s, %(batch_id)s, %(job_id)s, 0,
-          clock_timestamp() + make_interval(secs => %(queue_seconds)s), %(runtime)s, %(cpu_millicores)s,
+          clock_timestamp() + make_interval(secs => %(queue_seconds)s), %(priority)s, %(runtime)s, %(cpu_millicores)s,
           %(memory_bytes)s, %(gpu)s, 0, %(node_labels)s, %(max_cpu_seconds)s)
 ), happened AS (
   INSERT INTO sandbox_events (trial_id, actor, reason, message)
   VALUES (%(id)s, %(actor)s, 'SANDBOX_ACCEPTED', %(image)s)
 )
 INSERT INTO sandbox_sessions (trial_id, tenant_id, image, snapshot_id, entrypoint, platform, metadata, extensions, pool,
-                              state_reason, expires_at, renew_seconds, image_auth, access_token, is_secure, created_at)
+                              pool_id, pool_revision, is_warm, state_reason, expires_at, renew_seconds, image_auth,
+                              access_token, is_secure, created_at, hidden_at)
 SELECT %(id)s, %(tenant_id)s, %(image)s, %(snapshot_id)s, %(entrypoint)s, %(platform)s, %(metadata)s, %(extensions)s,
-       %(pool)s, 'SANDBOX_ACCEPTED', t.now + make_interval(secs => %(timeout_seconds)s), %(renew_seconds)s,
-       %(image_auth)s, %(access_token)s, %(is_secure)s, t.now
+       %(pool)s, %(pool_id)s, %(pool_revision)s, %(is_warm)s, 'SANDBOX_ACCEPTED',
+       t.now + make_interval(secs => %(timeout_seconds)s), %(renew_seconds)s, %(image_auth)s, %(access_token)s,
+       %(is_secure)s, t.now, CASE WHEN %(is_warm)s THEN t.now END
 FROM (SELECT clock_timestamp() AS now) t
 """
 
-_COLUMNS = """
+SANDBOX_COLUMNS = """
 s.trial_id AS id, s.image, s.snapshot_id, s.entrypoint, s.platform, s.metadata, s.extensions, s.pool, s.state,
 s.state_reason, s.state_message, s.state_at, s.expires_at, s.renew_seconds, s.access_token, s.is_secure, s.node_id,
 s.runtime, s.sandbox_name, s.created_at, s.running_at, s.ended_at, s.end_reason, s.ended_by, s.hidden_at
 """
+"""Of `sandbox_sessions s`: the fields of SandboxRow."""
 
-_FIND = f"SELECT {_COLUMNS} FROM sandbox_sessions s WHERE s.trial_id = %(id)s AND s.tenant_id = %(tenant_id)s"
+# What is kept warm is nobody's yet.
+_FIND = f"""
+SELECT {SANDBOX_COLUMNS} FROM sandbox_sessions s
+WHERE s.trial_id = %(id)s AND s.tenant_id = %(tenant_id)s AND NOT s.is_warm
+"""
 _LOCK = _FIND + " FOR NO KEY UPDATE"
 
 _MATCHES = """
@@ -54,7 +68,7 @@ AND (%(states)s::text[] IS NULL OR lower(s.state) = ANY(%(states)s)) AND (%(meta
 """
 
 _PAGE = f"""
-SELECT {_COLUMNS} FROM sandbox_sessions s WHERE {_MATCHES}
+SELECT {SANDBOX_COLUMNS} FROM sandbox_sessions s WHERE {_MATCHES}
 ORDER BY s.created_at DESC, s.trial_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
@@ -62,7 +76,7 @@ _TOTAL = f"SELECT count(*)::int AS n FROM sandbox_sessions s WHERE {_MATCHES}"
 
 _SET_METADATA = f"""
 UPDATE sandbox_sessions s SET metadata = %(metadata)s WHERE s.trial_id = %(id)s AND s.tenant_id = %(tenant_id)s
-RETURNING {_COLUMNS}
+RETURNING {SANDBOX_COLUMNS}
 """
 
 _RENEW = """
@@ -119,7 +133,7 @@ WHERE e.trial_id = %(id)s ORDER BY e.n DESC LIMIT %(limit)s
 class NewSandboxRow:
     """All that is inserted for one live sandbox. spec: JSON text. Seconds, bytes and counts as the names say.
 
-    timeout_seconds None: it never expires. image_auth: sealed.
+    timeout_seconds None: it never expires. image_auth: sealed. pool_id, pool_revision, is_warm: of a member of a pool.
     """
 
     id: UUID
@@ -148,6 +162,10 @@ class NewSandboxRow:
     is_secure: bool
     traceparent: str | None
     actor: str
+    pool_id: UUID | None = None
+    pool_revision: int | None = None
+    is_warm: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ __all__ = ["ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
 _MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
 
 _DETAILS = """
-SELECT s.state, s.access_token, s.image_auth, s.expires_at, s.sandbox_name
+SELECT s.state, s.access_token, s.image_auth, s.expires_at, s.sandbox_name, s.pool_id
 FROM sandbox_sessions s WHERE s.trial_id = %(trial_id)s
 """
 
@@ -121,6 +121,7 @@ class KeptSandbox:
     image_auth: bytes | None
     expires_at: datetime | None
     sandbox_name: str | None
+    pool_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
 from repositories.nodes import TAKES_WORK
 
-__all__ = ["QueueStatistics", "StatisticsRepository"]
+__all__ = ["POOL_STATES", "QueueStatistics", "StatisticsRepository"]
 
 _OPEN = "SELECT state, count(*) AS n FROM trials WHERE state <> 'finished' GROUP BY state"
 
@@ -56,6 +56,15 @@ FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
 """
 
 
+POOL_STATES = ("free", "starting", "allocated", "ending")
+
+_POOL_MEMBERS = """
+SELECT CASE WHEN NOT is_warm THEN 'allocated' WHEN state = 'Running' THEN 'free' WHEN state = 'Pending' THEN 'starting'
+            ELSE 'ending' END AS state, count(*) AS n
+FROM sandbox_sessions WHERE pool_id IS NOT NULL AND ended_at IS NULL GROUP BY 1
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
     """What is under way, over all tenants."""
@@ -71,6 +80,7 @@ class QueueStatistics:
     due_deliveries: int
     delivery_overdue_seconds: float
     oldest_transaction_seconds: float
+    pool_members_by_state: dict[str, int]
 
 
 class StatisticsRepository(SqlRepository):
@@ -95,6 +105,7 @@ class StatisticsRepository(SqlRepository):
             due_deliveries=deliveries["n"],
             delivery_overdue_seconds=max(0.0, deliveries["overdue_seconds"]),
             oldest_transaction_seconds=(self._row(_SNAPSHOT) or {"seconds": 0.0})["seconds"],
+            pool_members_by_state={row["state"]: row["n"] for row in self._rows(_POOL_MEMBERS)},
         )
 
     def read_outcomes(self) -> dict[str, int]:

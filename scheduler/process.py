@@ -23,7 +23,7 @@ from services.preemption import Preemptor
 from services.reaping import Reaper
 from services.session_sweeping import SessionSweeper
 from services.tenant_accounts import TenantAccounts
-from services.wake import SCHEDULER_CHANNEL, Wake
+from services.wake import POOLS_MESSAGE, SCHEDULER_CHANNEL, Wake
 
 __all__ = ["Scheduler"]
 
@@ -185,8 +185,12 @@ class Scheduler:
                 with self._redis.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
                     channel.subscribe(SCHEDULER_CHANNEL)
                     while not self._stopping.is_set():
-                        if channel.get_message(timeout=1.0) is not None:
-                            self._dispatch_loop.wake()
+                        message = channel.get_message(timeout=1.0)
+                        if message is None:
+                            continue
+                        self._dispatch_loop.wake()
+                        if message["data"] == POOLS_MESSAGE.encode():
+                            self._side_loops.wake_pools()
             except (redis.RedisError, OSError) as error:
                 log.warning("wake_channel_lost", error=str(error))
                 self._stopping.wait(1.0)

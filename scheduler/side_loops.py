@@ -1,4 +1,4 @@
-"""Work of the leader that no trial waits for: webhooks, schedules, retention.
+"""Work of the leader that no trial waits for: webhooks, schedules, retention, warm pools.
 
 On its own threads and its own database connections, and a failure here gives up no leadership: whatever a receiver
 does, dispatch goes on.
@@ -14,13 +14,18 @@ from core.database import create_database_engine
 from core.outbound import AddressGuard
 from core.sealing import make_box
 from scheduler.loops import Loop
+from services.live_sandboxes import SandboxPolicy
+from services.pool_keeping import PoolKeeper
 from services.retention import Retention, RetentionPolicy
 from services.schedule_firing import ScheduleFirer
+from services.wake import Wake
 from services.webhook_delivery import WebhookPolicy, WebhookSender
 
 __all__ = ["SideLoops"]
 
 _MONTHS_SECONDS = 3600.0
+_POOLS_SECONDS = 1.0
+"""A pool from which somebody took is looked at without waiting for this."""
 _RETENTION_SECONDS = 15.0
 """One of the 256 folders of the blob store is looked through at a time: all of them in about an hour."""
 _SCHEDULE_SECONDS = 1.0
@@ -61,8 +66,15 @@ class SideLoops:
         self._firer = ScheduleFirer(self._engine, store, default_runtime=settings.runtime)
         self._retention = Retention(self._engine, store, _retention_policy(settings))
         self._on_submitted = on_submitted
+        self._pools = Loop(
+            "pools",
+            _make_keeper(settings, self._engine, on_submitted).tick,
+            interval_seconds=_POOLS_SECONDS,
+            enabled=enabled,
+        )
         self._loops = [
             self._webhooks,
+            self._pools,
             Loop("schedules", self._fire, interval_seconds=_SCHEDULE_SECONDS, enabled=enabled),
             Loop("retention", self._retention.tick, interval_seconds=_RETENTION_SECONDS, enabled=enabled),
             Loop("months", self._turn_months, interval_seconds=_MONTHS_SECONDS, enabled=enabled),
@@ -80,6 +92,10 @@ class SideLoops:
         self._sender.close()
         self._engine.dispose()
 
+    def wake_pools(self) -> None:
+        """Look at the warm pools now. Cheap, from any thread."""
+        self._pools.wake()
+
     def _wake_webhooks(self) -> None:
         """A place is free again."""
         self._webhooks.wake()
@@ -95,6 +111,22 @@ class SideLoops:
 
     def _send(self) -> bool:
         return self._sender.tick() > 0
+
+
+def _make_keeper(settings: Settings, engine: Engine, on_submitted: Callable[[], None]) -> PoolKeeper:
+    return PoolKeeper(
+        engine,
+        box=make_box(settings),
+        policy=SandboxPolicy(
+            default_runtime=settings.runtime,
+            cpu_request=settings.sandbox_cpu_request,
+            memory_request=settings.sandbox_memory_request,
+            start_seconds=settings.sandbox_start_timeout_seconds,
+        ),
+        max_age_seconds=settings.pool_member_age_seconds,
+        tell_nodes=Wake(Wake.connect(settings.redis_url.get_secret_value())).cancelled,
+        on_submitted=on_submitted,
+    )
 
 
 def _retention_policy(settings: Settings) -> RetentionPolicy:

@@ -57,3 +57,11 @@ class IdempotencyService:
         if (used.route, used.request_hash) != (identity.route, identity.request_hash):
             raise IdempotencyConflictError
         return used.resource_id
+
+    def move(self, identity: RequestIdentity, resource_id: UUID) -> None:
+        """Let a key that was taken stand for another thing than was thought when it was."""
+        self._repository.move(identity.key, resource_id)
+
+    def release(self, identity: RequestIdentity) -> None:
+        """Let a key that was taken be as if it never was: what it stood for is no more."""
+        self._repository.release(identity.key)

@@ -44,6 +44,7 @@ __all__ = [
     "Endpoint",
     "LiveSandboxService",
     "NewSandbox",
+    "PoolMember",
     "SandboxPage",
     "SandboxPolicy",
     "image_auth_purpose",
@@ -51,6 +52,9 @@ __all__ = [
 
 NODE_LABEL = "sandmill/node"
 """Every node has this label, with its id; what only one node can do asks for it."""
+
+_WARM_PRIORITY = -100
+"""What somebody waits for goes first."""
 
 _NOT_YET = frozenset({WireState.PENDING, WireState.RESUMING})
 
@@ -91,6 +95,17 @@ class NewSandbox:
     auth: tuple[str, str] | None = None
     is_secure: bool = False
     node_labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """Of which pool a sandbox is a member. is_warm: nobody has it yet. max_age_seconds: how long it waits for that."""
+
+    pool: str
+    pool_id: UUID
+    revision: int
+    is_warm: bool
+    max_age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +162,40 @@ class LiveSandboxService:
         earlier = self._keys.claim(identity, sandbox_id) if identity is not None else None
         if earlier is not None:
             return earlier, True
-        self._check_timeout(new.timeout_seconds)
+        self.check_timeout(new.timeout_seconds)
         if new.snapshot_id is not None:
             new = self._restored(new, new.snapshot_id)
         self._room.refuse_early(1)
         self._sandboxes.insert(self._to_row(new, sandbox_id))
         self._room.hold(1)
         return sandbox_id, False
+
+    def add_member(self, new: NewSandbox, sandbox_id: UUID, member: PoolMember) -> None:
+        """Accept a sandbox of a warm pool. Raises QuotaExceededError: it waits in the queue like any other."""
+        self._room.refuse_early(1)
+        row = replace(
+            self._to_row(new, sandbox_id),
+            pool=member.pool,
+            pool_id=member.pool_id,
+            pool_revision=member.revision,
+            is_warm=member.is_warm,
+            priority=_WARM_PRIORITY if member.is_warm else 0,
+        )
+        if member.is_warm:
+            # What it can use while it waits; the rest is added when it is taken.
+            row = replace(row, max_cpu_seconds=row.cpu_millicores / 1000 * member.max_age_seconds)
+        self._sandboxes.insert(row)
+        self._room.hold(1)
+
+    def check_timeout(self, seconds: int | None) -> None:
+        """Raise WireInvalidError for a timeout beyond the installation's."""
+        most = self._policy.max_timeout_seconds
+        if most is not None and seconds is not None and seconds > most:
+            raise WireInvalidError(
+                "SANDBOX::INVALID_PARAMETER",
+                f"is {seconds} s; this installation allows {most}",
+                field="timeout",
+            )
 
     def get(self, sandbox_id: UUID) -> SandboxRow:
         """Look one up that the wire knows of."""
@@ -270,15 +312,6 @@ class LiveSandboxService:
                 "no ingress runs on the sandbox's node: start one with 'sandmill-server ingress'",
             )
         return Endpoint(url, address, row.access_token, row.is_secure)
-
-    def _check_timeout(self, seconds: int | None) -> None:
-        most = self._policy.max_timeout_seconds
-        if most is not None and seconds is not None and seconds > most:
-            raise WireInvalidError(
-                "SANDBOX::INVALID_PARAMETER",
-                f"is {seconds} s; this installation allows {most}",
-                field="timeout",
-            )
 
     def _restored(self, new: NewSandbox, snapshot_id: UUID) -> NewSandbox:
         """Let a sandbox start from a snapshot, where that is. Its variables come along, as they do in a container."""

@@ -1,9 +1,21 @@
 """What the wire protocol calls its errors; their families decide the HTTP status. Source: section 1.17 of it."""
 
-from core.errors import ConflictError, InvalidRequestError, NotFoundError, NotSupportedError, SandmillError
+from collections.abc import Sequence
+from uuid import UUID
+
+from core.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    NotSupportedError,
+    QuotaExceededError,
+    SandmillError,
+)
 
 __all__ = [
     "EndpointNotReadyError",
+    "PoolExhaustedError",
+    "PoolMissingError",
     "SandboxMissingError",
     "SandboxStateError",
     "SnapshotMissingError",
@@ -33,6 +45,30 @@ class SnapshotMissingError(NotFoundError):
     def __init__(self, snapshot_id: object) -> None:
         """snapshot_id: as the caller gave it."""
         super().__init__("snapshot", snapshot_id)
+
+
+class PoolMissingError(NotFoundError):
+    """No such pool, or of another tenant."""
+
+    code = "KUBERNETES::POOL_NOT_FOUND"
+
+    def __init__(self, name: object) -> None:
+        """name: as the caller gave it."""
+        super().__init__("pool", name)
+
+
+class PoolExhaustedError(QuotaExceededError):
+    """As many sandboxes of the pool are in use as there may be."""
+
+    code = "KUBERNETES::POOL_CAPACITY_EXHAUSTED"
+
+    def __init__(self, pool: str, ids: Sequence[UUID]) -> None:
+        """pool: as the caller named it. ids: of all pools that fit."""
+        name = "the pools that fit" if pool == "*" else f"the pool {pool}"
+        super().__init__(
+            f"all sandboxes that {name} may have are in use: try again, raise poolMax, or leave extensions.poolRef out"
+        )
+        self.pools = tuple(ids)
 
 
 class EndpointNotReadyError(NotFoundError):

@@ -11,6 +11,7 @@ import redis
 __all__ = [
     "BATCH_CHANNEL",
     "CANCEL_CHANNEL",
+    "POOLS_MESSAGE",
     "SANDBOX_CHANNEL",
     "SCHEDULER_CHANNEL",
     "TRAFFIC_CHANNEL",
@@ -24,6 +25,8 @@ SANDBOX_CHANNEL = "log:{sandbox_id}"
 """Both beside the channels of logs, so that one subscription of the API serves all."""
 TRAFFIC_CHANNEL = "sandbox:{sandbox_id}"
 """By itself, for programs that listen for all sandboxes and for no logs."""
+POOLS_MESSAGE = "pools"
+"""On the scheduler's channel: look at the pools, too."""
 _PAUSE_SECONDS = 2.0
 """After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
 
@@ -47,6 +50,10 @@ class Wake:
     def scheduler(self) -> None:
         """Tell the scheduler that there is something to do."""
         self._publish(SCHEDULER_CHANNEL, "1")
+
+    def pools(self) -> None:
+        """Tell the scheduler that a warm pool has changed, or was taken from."""
+        self._publish(SCHEDULER_CHANNEL, POOLS_MESSAGE)
 
     def cancelled(self, nodes: Mapping[UUID, Sequence[UUID]]) -> None:
         """Tell workers which of their trials are to be cancelled, by node, and the scheduler; the rows say how."""

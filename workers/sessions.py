@@ -166,10 +166,12 @@ class SessionKeeper:
         runtime = self._runtimes.get(claimed.runtime)
         control.is_kept = runtime is not None and runtime.outlives
         is_new = claimed.state == AttemptState.STARTING
+        pool_id = None
         try:
-            handle = (
-                self._make(claimed, session_id, writer, runtime) if is_new else find_sandbox(runtime, claimed)
-            )
+            if is_new:
+                handle, pool_id = self._make(claimed, session_id, writer, runtime)
+            else:
+                handle = find_sandbox(runtime, claimed)
         except SandmillError as error:
             end = _wanted_end(control) or _failed_start(error, is_new=is_new)
             self._write_end(claimed, session_id, control, end, SandboxStats(), is_removed=True)
@@ -191,13 +193,16 @@ class SessionKeeper:
             self._live[claimed.trial_id] = live
         LIVE_SANDBOXES.set(len(self))
         self._tell(claimed.trial_id)
+        if pool_id is not None:
+            self._tell(pool_id)  # for those who wait for a member
         # A wish or a stop that came meanwhile found nobody.
         self.wake()
         return True
 
     def _make(
         self, claimed: ClaimedAttempt, session_id: UUID, writer: AttemptWriter, runtime: Runtime | None
-    ) -> SandboxHandle:
+    ) -> tuple[SandboxHandle, UUID | None]:
+        """Make the sandbox; gives the pool, too, of which it is a member."""
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
         kept = writer.ask(lambda connection: SessionKeepingRepository(connection).details(claimed.trial_id))
@@ -218,9 +223,10 @@ class SessionKeeper:
                     claimed.trial_id, self._node_id, "CONTAINER_STARTING", text
                 )
 
-        return start_sandbox(
+        handle = start_sandbox(
             runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
         )
+        return handle, kept.pool_id
 
     def _mark_running(self, live: _Live, writer: AttemptWriter) -> None:
         claimed = live.claimed

@@ -14,7 +14,17 @@ from services.live_sandboxes import NewSandbox
 from services.sandbox_errors import SnapshotMissingError, WireInvalidError, WireUnsupportedError
 from services.session_spec import IDLE_ENTRYPOINT, SessionSpec, Volume
 
-__all__ = ["DEFAULT_RESOURCES", "check_metadata_patch", "parse_metadata_filter", "to_new_sandbox"]
+__all__ = [
+    "DEFAULT_RESOURCES",
+    "POOL_KEY",
+    "RUNTIME_KEYS",
+    "check_labels",
+    "check_metadata_patch",
+    "parse_metadata_filter",
+    "parse_renew_seconds",
+    "parse_resources",
+    "to_new_sandbox",
+]
 
 DEFAULT_RESOURCES = Resources(cpu_millicores=1000, memory_bytes=2 << 30, disk_bytes=1 << 30, pids=1024, gpu=0)
 """Of a sandbox that names no limit of a kind: nothing is ever unlimited."""
@@ -34,12 +44,15 @@ _UNITS = {
     "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,
 }  # fmt: skip
 _RENEW_SECONDS = range(300, 86_401)
-_RUNTIME_KEY, _OCI_KEY, _RENEW_KEY, _POOL_KEY = (
+_RUNTIME_KEY, _OCI_KEY, _RENEW_KEY = (
     "sandmill.runtime",
     "sandmill.oci-runtime",
     "access.renew.extend.seconds",
-    "poolRef",
 )
+POOL_KEY = "poolRef"
+"""The extension by which a create names a pool."""
+RUNTIME_KEYS = frozenset({_RUNTIME_KEY, _OCI_KEY})
+"""Extensions that say how a sandbox is made."""
 _PLATFORMS = {"os": ("linux", "windows"), "arch": ("amd64", "arm64")}
 
 
@@ -56,7 +69,7 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
     platform = _platform(request)
     spec = SessionSpec(
         image=request.image.uri if request.image else "",
-        resources=_resources(request.resource_limits),
+        resources=parse_resources(request.resource_limits),
         entrypoint=() if entrypoint == IDLE_ENTRYPOINT else entrypoint,
         env=_environment(request.env or {}),
         volumes=_volumes(request.volumes or ()),
@@ -72,9 +85,9 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
         runtime=extensions.get(_RUNTIME_KEY),
         snapshot_id=_snapshot(request.snapshot_id),
         platform=platform,
-        metadata=_metadata(request.metadata or {}),
+        metadata=check_labels(request.metadata or {}),
         extensions=extensions,
-        renew_seconds=_renew_seconds(extensions),
+        renew_seconds=parse_renew_seconds(extensions),
         auth=None if image is None or image.auth is None else (image.auth.username, image.auth.password),
         is_secure=bool(request.secure_access),
     )
@@ -119,11 +132,6 @@ def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
 
 
 def _check_sources(request: CreateSandboxRequest) -> None:
-    pool = (request.extensions or {}).get(_POOL_KEY)
-    if pool is not None:
-        raise WireInvalidError(
-            "SANDBOX::UNSUPPORTED_POOL_REF", "there are no pools yet", field=f"extensions.{_POOL_KEY}"
-        )
     if request.image is not None and request.snapshot_id is not None:
         raise WireInvalidError(_INVALID, "give either image or snapshotId, not both", field="snapshotId")
     if request.image is None and request.snapshot_id is None:
@@ -159,7 +167,8 @@ def _entrypoint(request: CreateSandboxRequest) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _resources(limits: Mapping[str, str]) -> Resources:
+def parse_resources(limits: Mapping[str, str]) -> Resources:
+    """Read resourceLimits; what is not named has a default. Raises WireInvalidError."""
     found = DEFAULT_RESOURCES
     for key, text in limits.items():
         field = f"resourceLimits.{key}"
@@ -236,7 +245,8 @@ def _platform(request: CreateSandboxRequest) -> dict[str, str] | None:
     return platform
 
 
-def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+def check_labels(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Hold metadata to the rules of labels. Raises WireInvalidError."""
     if len(metadata) > 64:
         raise WireInvalidError(
             "SANDBOX::INVALID_METADATA_LABEL", "may have at most 64 entries", field="metadata"
@@ -270,7 +280,8 @@ def _check_label(key: str, value: str) -> None:
         )
 
 
-def _renew_seconds(extensions: Mapping[str, str]) -> int | None:
+def parse_renew_seconds(extensions: Mapping[str, str]) -> int | None:
+    """Read how far a use moves the expiry on. Raises WireInvalidError."""
     text = extensions.get(_RENEW_KEY)
     if text is None:
         return None

@@ -11,12 +11,12 @@ from starlette.concurrency import run_in_threadpool
 
 from api.body import middle_json_body
 from api.json_body import parse_json
-from api.services import ApiServices, Caller, IdempotencyKey, Services, make_identity
+from api.services import ApiServices, Caller, IdempotencyKey, Services
 from api.validation import check_schema
+from api.wire.creating import FullPools, create, wait_for_pools
 from api.wire.errors import WIRE_TAG
-from api.wire.requests import check_metadata_patch, parse_metadata_filter, to_new_sandbox
+from api.wire.requests import check_metadata_patch, parse_metadata_filter
 from api.wire.schemas import (
-    CreateSandboxRequest,
     EndpointView,
     MetricsEventRequest,
     RenewRequest,
@@ -25,7 +25,6 @@ from api.wire.schemas import (
 from api.wire.views import to_pagination, to_sandbox_view
 from api.wire.waiting import watching
 from core.errors import InvalidRequestError
-from core.ids import new_id
 from models.live_sandboxes import WireState
 from repositories.live_sandboxes import SandboxRow
 from runtimes.base import EXECD_PORT
@@ -37,6 +36,7 @@ from services.sandbox_errors import (
     WireUnsupportedError,
 )
 from services.tenants import Principal
+from services.warm_creates import Made
 
 __all__ = ["router"]
 
@@ -67,26 +67,18 @@ async def create_sandbox(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept a sandbox: after the commit it is made, whatever crashes. Waits a short while for it to run."""
-    sandbox_id = new_id()
-    async with watching(services, sandbox_id) as waiter:
-        async with services.creators:
-            sandbox_id, is_replayed = await run_in_threadpool(
-                _create, services, caller, body, sandbox_id, idempotency_key
-            )
-        services.wake.scheduler()
-        row = await waiter.until(
-            _reader(services, caller, sandbox_id),
-            lambda row: row.state != WireState.PENDING,
-            seconds=services.settings.sandbox_create_wait_seconds,
-            now=is_replayed,
-        )
+    async with services.creators:
+        created = await run_in_threadpool(create, services, caller, body, idempotency_key)
+    if isinstance(created, FullPools):
+        created = await wait_for_pools(services, caller, created)
+    row = created.warm
     if row is None:
-        raise SandboxMissingError(sandbox_id)
+        row = await _wait_for_start(services, caller, created)
     view = to_sandbox_view(row).to_json()
     for name in ("image", "snapshotId"):
         view.pop(name, None)
-    headers = {"Location": f"/v1/sandboxes/{sandbox_id}"}
-    if is_replayed:
+    headers = {"Location": f"/v1/sandboxes/{created.sandbox_id}"}
+    if created.is_replayed:
         headers["Idempotent-Replayed"] = "true"
     return JSONResponse(view, status_code=202, headers=headers)
 
@@ -259,14 +251,19 @@ def note_metrics(
     return Response(status_code=204)
 
 
-def _create(
-    services: ApiServices, caller: Principal, body: bytes, sandbox_id: UUID, key: str | None
-) -> tuple[UUID, bool]:
-    value = parse_json(body)
-    new = to_new_sandbox(check_schema(CreateSandboxRequest, value))
-    identity = make_identity(key, "sandboxes", value)
-    with services.engine.begin() as connection:
-        return services.sandboxes(connection, caller).create(new, sandbox_id, identity)
+async def _wait_for_start(services: ApiServices, caller: Principal, created: Made) -> SandboxRow:
+    services.wake.scheduler()
+    async with watching(services, created.sandbox_id) as waiter:
+        # It may have begun to run before anybody listened.
+        row = await waiter.until(
+            _reader(services, caller, created.sandbox_id),
+            lambda row: row.state != WireState.PENDING,
+            seconds=services.settings.sandbox_create_wait_seconds,
+            now=True,
+        )
+    if row is None:
+        raise SandboxMissingError(created.sandbox_id)
+    return row
 
 
 def _delete(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Any:

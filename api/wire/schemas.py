@@ -10,12 +10,22 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 __all__ = [
+    "CapacityRequest",
+    "CapacityView",
+    "ChangePoolRequest",
+    "ContainerRequest",
+    "CreatePoolRequest",
     "CreateSandboxRequest",
     "EndpointView",
     "ImageRequest",
     "MetricsEventRequest",
     "PaginationView",
+    "PlainTemplateRequest",
     "PlatformRequest",
+    "PodTemplateRequest",
+    "PoolListView",
+    "PoolStatusView",
+    "PoolView",
     "RenewRequest",
     "SandboxListView",
     "SandboxView",
@@ -30,6 +40,7 @@ __all__ = [
 
 _Text = Annotated[str, Field(max_length=64 << 10)]
 _Name = Annotated[str, Field(min_length=1, max_length=512)]
+_Count = Annotated[int, Field(ge=0, le=10_000)]
 
 
 class WireRequest(BaseModel):
@@ -125,6 +136,96 @@ class CreateSandboxRequest(WireRequest):
     extensions: dict[str, _Text] | None = None
 
 
+class StrictRequest(WireRequest):
+    """Base of what is not left out in silence: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CapacityRequest(StrictRequest):
+    """How many members a pool has: free ones (buffer), and all of them (pool)."""
+
+    buffer_min: _Count
+    buffer_max: _Count
+    pool_min: _Count
+    pool_max: _Count
+
+
+class CreatePoolRequest(WireRequest):
+    """Body of POST /pools."""
+
+    name: _Text
+    template: dict[str, Any]
+    capacity_spec: CapacityRequest
+
+
+class ChangePoolRequest(StrictRequest):
+    """Body of PUT /pools/{name}. The protocol knows capacitySpec alone."""
+
+    capacity_spec: CapacityRequest | None = None
+    template: dict[str, Any] | None = None
+
+
+class PlainTemplateRequest(StrictRequest):
+    """A pool's template in the words of a create."""
+
+    image: ImageRequest
+    entrypoint: Annotated[list[_Text], Field(min_length=1, max_length=1000)] | None = None
+    env: dict[str, _Text | None] | None = None
+    resource_limits: dict[str, _Text] | None = None
+    metadata: dict[str, _Text] | None = None
+    extensions: dict[str, _Text] | None = None
+
+
+class VariableRequest(StrictRequest):
+    """A variable of a pod's container; none that comes from elsewhere."""
+
+    name: _Name
+    value: _Text = ""
+
+
+class ContainerResourcesRequest(StrictRequest):
+    """What a pod's container may use. requests: the installation says what is held back, so they count for nothing."""
+
+    limits: dict[str, _Text] | None = None
+    requests: dict[str, _Text] | None = None
+
+
+class ContainerRequest(StrictRequest):
+    """The container of a pod, as far as sandboxes have the same thing."""
+
+    name: _Text | None = None
+    image: _Name
+    command: list[_Text] | None = None
+    args: list[_Text] | None = None
+    env: list[VariableRequest] | None = None
+    resources: ContainerResourcesRequest | None = None
+
+
+class PodMetadataRequest(StrictRequest):
+    """Of a pod's template. annotations: those of Sandmill alone."""
+
+    name: _Text | None = None
+    labels: dict[str, _Text] | None = None
+    annotations: dict[str, _Text] | None = None
+
+
+class PodSpecRequest(StrictRequest):
+    """A pod, as far as sandboxes have the same thing."""
+
+    containers: Annotated[list[ContainerRequest], Field(min_length=1, max_length=1)]
+    node_selector: dict[str, _Text] | None = None
+    runtime_class_name: _Name | None = None
+    restart_policy: Literal["Never", "OnFailure", "Always"] | None = None
+
+
+class PodTemplateRequest(StrictRequest):
+    """A pool's template in the words of Kubernetes."""
+
+    metadata: PodMetadataRequest | None = None
+    spec: PodSpecRequest
+
+
 class RenewRequest(WireRequest):
     """Body of POST /sandboxes/{id}/renew-expiration."""
 
@@ -206,6 +307,45 @@ class SnapshotListView(WireView):
 
     items: list[SnapshotView]
     pagination: PaginationView
+
+
+class CapacityView(WireView):
+    """How many members a pool has to have."""
+
+    buffer_max: int
+    buffer_min: int
+    pool_max: int
+    pool_min: int
+
+
+class PoolStatusView(WireView):
+    """How many members it has. What comes after revision is not part of the protocol.
+
+    revision: of the template. starting: that do not run yet. message: why the last ones did not come to run.
+    """
+
+    total: int
+    allocated: int
+    available: int
+    revision: str
+    starting: int
+    message: str | None = None
+
+
+class PoolView(WireView):
+    """A warm pool."""
+
+    name: str
+    capacity_spec: CapacityView
+    status: PoolStatusView
+    created_at: datetime
+    template: dict[str, Any]
+
+
+class PoolListView(WireView):
+    """All pools of a tenant."""
+
+    items: list[PoolView]
 
 
 class EndpointView(WireView):

@@ -1,10 +1,19 @@
 """Rows as the lifecycle API shows them."""
 
-from api.wire.schemas import PaginationView, SandboxView, SnapshotView, StatusView
+from api.wire.schemas import (
+    CapacityView,
+    PaginationView,
+    PoolStatusView,
+    PoolView,
+    SandboxView,
+    SnapshotView,
+    StatusView,
+)
 from repositories.live_sandboxes import SandboxRow
+from repositories.pool_keeping import KeptPool
 from repositories.snapshots import SnapshotRow
 
-__all__ = ["to_pagination", "to_sandbox_view", "to_snapshot_view"]
+__all__ = ["to_pagination", "to_pool_view", "to_sandbox_view", "to_snapshot_view"]
 
 
 def to_sandbox_view(row: SandboxRow) -> SandboxView:
@@ -50,4 +59,28 @@ def to_pagination(page: int, page_size: int, total: int) -> PaginationView:
     pages = -(-total // page_size)
     return PaginationView(
         page=page, page_size=page_size, total_items=total, total_pages=pages, has_next_page=page < pages
+    )
+
+
+def to_pool_view(kept: KeptPool) -> PoolView:
+    """Show a pool; credentials are never among it."""
+    pool, counts = kept.pool, kept.counts
+    return PoolView(
+        name=pool.name,
+        capacity_spec=CapacityView(
+            buffer_max=pool.buffer_max,
+            buffer_min=pool.buffer_min,
+            pool_max=pool.pool_max,
+            pool_min=pool.pool_min,
+        ),
+        status=PoolStatusView(
+            total=counts.total,
+            allocated=counts.allocated,
+            available=counts.free,
+            revision=str(pool.revision),
+            starting=counts.starting,
+            message=counts.problem,
+        ),
+        created_at=pool.created_at,
+        template=pool.template,
     )

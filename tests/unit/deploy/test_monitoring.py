@@ -53,7 +53,8 @@ class NoEngine:
 def told(monkeypatch) -> set[str]:
     """Names of all series that API, scheduler and worker tell."""
     numbers = dict.fromkeys(QueueStatistics.__dataclass_fields__, 0)
-    queue = QueueStatistics(**{**numbers, "open_by_state": {}, "attempts_by_state": {}})
+    by_state = {name: {} for name in ("open_by_state", "attempts_by_state", "pool_members_by_state")}
+    queue = QueueStatistics(**{**numbers, **by_state})
     monkeypatch.setattr(StatisticsRepository, "read_queue", lambda _self: queue)
     monkeypatch.setattr(StatisticsRepository, "read_outcomes", lambda _self: dict.fromkeys(Outcome, 0))
     families: list[Metric] = [*REGISTRY.collect(), *ApiMetrics(NoEngine()).registry.collect()]

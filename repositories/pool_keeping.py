@@ -1,0 +1,152 @@
+"""SQL by which the scheduler keeps warm pools: who is there, who has to go. Pools of all tenants."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from repositories.base import SqlRepository
+from repositories.pools import POOL_COLUMNS, PoolRow
+
+__all__ = ["KeptPool", "MemberCounts", "PoolKeepingRepository"]
+
+# One probe of two small indexes per pool. Tries that began in the same second failed together, and count once; what
+# runs, or is used, since a failure shows that the pool works again.
+_COUNTS = """
+CROSS JOIN LATERAL (
+  SELECT count(*)::int AS total,
+    count(*) FILTER (WHERE NOT s.is_warm)::int AS allocated,
+    count(*) FILTER (WHERE s.is_warm AND s.state = 'Running' AND s.pool_revision = p.revision)::int AS free,
+    count(*) FILTER (WHERE s.is_warm AND s.state = 'Pending' AND s.pool_revision = p.revision)::int AS starting,
+    count(*) FILTER (WHERE s.is_warm AND s.state IN ('Pending', 'Running') AND s.pool_revision <> p.revision)::int
+      AS outdated,
+    count(*) FILTER (WHERE s.is_warm AND s.state = 'Running' AND s.pool_revision = p.revision
+      AND s.running_at < clock_timestamp() - make_interval(secs => %(max_age)s))::int AS aged,
+    count(*) FILTER (WHERE s.is_warm AND s.state = 'Running' AND s.pool_revision = p.revision
+      AND s.running_at < clock_timestamp() - make_interval(secs => 2 * %(max_age)s))::int AS overaged,
+    max(s.running_at) FILTER (WHERE s.pool_revision = p.revision) AS running_at
+  FROM sandbox_sessions s WHERE s.pool_id = p.id AND s.ended_at IS NULL
+) c CROSS JOIN LATERAL (
+  SELECT count(DISTINCT date_trunc('second', s.created_at))::int AS failed_tries,
+    extract(epoch FROM clock_timestamp() - max(s.ended_at))::float8 AS failed_seconds_ago,
+    (array_agg(coalesce(s.state_message, s.state_reason) ORDER BY s.ended_at DESC))[1] AS problem
+  FROM sandbox_sessions s
+  WHERE s.pool_id = p.id AND s.ended_at > greatest(c.running_at, p.updated_at, clock_timestamp() - interval '1 hour')
+    AND s.is_warm AND s.state = 'Failed' AND s.pool_revision = p.revision
+) f
+"""
+
+_COUNTED = """
+c.total, c.allocated, c.free, c.starting, c.outdated, c.aged, c.overaged, f.failed_tries, f.failed_seconds_ago,
+f.problem
+"""
+
+_ALL = f"SELECT {POOL_COLUMNS}, {_COUNTED} FROM sandbox_pools p {_COUNTS} ORDER BY p.id"
+_ONE = f"SELECT {_COUNTED} FROM sandbox_pools p {_COUNTS} WHERE p.id = %(id)s"
+_LOCK = f"SELECT {POOL_COLUMNS} FROM sandbox_pools p WHERE p.id = %(id)s FOR UPDATE"
+
+# The trials first, as nodes lock them that write about a start. Whoever takes a member at this moment has it: the row
+# is looked at again.
+_RETIRE = """
+WITH old AS MATERIALIZED (
+  SELECT s.trial_id FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
+  WHERE s.pool_id = %(id)s AND s.is_warm AND s.ended_at IS NULL AND s.state IN ('Pending', 'Running') AND {which}
+  ORDER BY s.state = 'Running', s.running_at LIMIT %(limit)s FOR UPDATE OF t SKIP LOCKED
+), moved AS (
+  UPDATE sandbox_sessions s SET state = 'Stopping', state_reason = %(reason)s, state_at = clock_timestamp(),
+    wish_no = wish_no + 1, end_reason = %(reason)s, ended_by = %(actor)s
+  FROM old WHERE s.trial_id = old.trial_id AND s.is_warm AND s.ended_at IS NULL AND s.state IN ('Pending', 'Running')
+  RETURNING s.trial_id
+), happened AS (
+  INSERT INTO sandbox_events (trial_id, actor, reason) SELECT trial_id, %(actor)s, %(reason)s FROM moved
+)
+SELECT trial_id FROM moved
+"""
+
+_AGED = "s.state = 'Running' AND s.running_at < clock_timestamp() - make_interval(secs => %(max_age)s)"
+_RETIRE_ANY = _RETIRE.format(which="true")
+_RETIRE_OUTDATED = _RETIRE.format(which="s.pool_revision <> %(revision)s")
+_RETIRE_AGED = _RETIRE.format(which=_AGED)
+
+# Such as somebody wrote about at the moment at which their pool was deleted.
+_ORPHANS = """
+SELECT DISTINCT s.pool_id FROM sandbox_sessions s
+WHERE s.is_warm AND s.ended_at IS NULL AND s.state IN ('Pending', 'Running')
+  AND NOT EXISTS (SELECT 1 FROM sandbox_pools p WHERE p.id = s.pool_id)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCounts:
+    """Members of a pool that have not ended. Those neither allocated, free, starting nor outdated are on their way out.
+
+    free: run, of the newest template; aged: of these, longer than they may; overaged: twice as long.
+    failed_tries: since one of them ran, the last of them so many seconds ago, with this problem.
+    """
+
+    total: int = 0
+    allocated: int = 0
+    free: int = 0
+    starting: int = 0
+    outdated: int = 0
+    aged: int = 0
+    overaged: int = 0
+    failed_tries: int = 0
+    failed_seconds_ago: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPool:
+    """A pool with its members."""
+
+    pool: PoolRow
+    counts: MemberCounts
+
+
+class PoolKeepingRepository(SqlRepository):
+    """Members of pools of any tenant: the caller has checked whose they are."""
+
+    def all(self, *, max_age_seconds: float) -> list[KeptPool]:
+        """All pools with their members' numbers."""
+        return [
+            _to_kept(row, {name: row.pop(name) for name in MemberCounts.__slots__})
+            for row in self._rows(_ALL, {"max_age": max_age_seconds})
+        ]
+
+    def lock(self, pool_id: UUID) -> PoolRow | None:
+        """Hold a pool against changes until the end of the transaction. None: it is gone."""
+        row = self._row(_LOCK, {"id": pool_id})
+        return None if row is None else PoolRow(**row)
+
+    def counts(self, pool_id: UUID, *, max_age_seconds: float) -> MemberCounts:
+        """Count the members of one pool. Under its lock none is added meanwhile."""
+        row = self._row(_ONE, {"id": pool_id, "max_age": max_age_seconds})
+        return MemberCounts() if row is None else MemberCounts(**row)
+
+    def retire(self, pool_id: UUID, *, limit: int, reason: str, actor: str) -> list[UUID]:
+        """Wish the end of free members, those that do not run yet first; gives which."""
+        return self._retire(_RETIRE_ANY, id=pool_id, limit=limit, reason=reason, actor=actor)
+
+    def retire_outdated(self, pool_id: UUID, *, revision: int, reason: str, actor: str) -> list[UUID]:
+        """Wish the end of all members of older templates."""
+        return self._retire(
+            _RETIRE_OUTDATED, id=pool_id, revision=revision, limit=10_000, reason=reason, actor=actor
+        )
+
+    def retire_aged(
+        self, pool_id: UUID, *, max_age_seconds: float, limit: int, reason: str, actor: str
+    ) -> list[UUID]:
+        """Wish the end of members that have waited for so long, the oldest first."""
+        return self._retire(
+            _RETIRE_AGED, id=pool_id, max_age=max_age_seconds, limit=limit, reason=reason, actor=actor
+        )
+
+    def without_pool(self) -> list[UUID]:
+        """Ids of pools that are gone and have free members all the same."""
+        return [row["pool_id"] for row in self._rows(_ORPHANS)]
+
+    def _retire(self, sql: str, **parameters: object) -> list[UUID]:
+        return [row["trial_id"] for row in self._rows(sql, parameters)]
+
+
+def _to_kept(row: dict[str, object], counts: dict[str, object]) -> KeptPool:
+    return KeptPool(PoolRow(**row), MemberCounts(**counts))  # type: ignore[arg-type] # columns as they are named
