@@ -82,6 +82,7 @@ def _ask(engine: Engine, settings: Settings, options: VerifyOptions) -> list[Vio
             all_invariants(),
             slack_seconds=options.slack_seconds,
             lease_seconds=settings.lease_seconds + settings.lease_grace_seconds,
+            pool_age_seconds=2 * settings.pool_member_age_seconds,
             window_seconds=options.window_seconds,
         )
 

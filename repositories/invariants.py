@@ -19,7 +19,7 @@ _SHOWN_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One question. group: I1 to I14. mode: see the head of `invariants.sql`. meaning: of a row that it gives."""
+    """One question. group: I1 to I15. mode: see the head of `invariants.sql`. meaning: of a row that it gives."""
 
     group: str
     name: str
@@ -69,13 +69,19 @@ class InvariantRepository(SqlRepository):
         slack_seconds: float,
         lease_seconds: float,
         window_seconds: float,
+        pool_age_seconds: float = 7200.0,
     ) -> list[Violation]:
         """Ask some questions; gives at most 20 rows for each.
 
         slack_seconds: how late the scheduler may be. lease_seconds: as in the settings. window_seconds: how far back
-        starts are judged by quotas and capacities.
+        starts are judged by quotas and capacities. pool_age_seconds: after which free members of pools are ended.
         """
-        parameters = {"slack": slack_seconds, "lease": lease_seconds, "window": window_seconds}
+        parameters = {
+            "slack": slack_seconds,
+            "lease": lease_seconds,
+            "window": window_seconds,
+            "pool_age": pool_age_seconds,
+        }
         found: list[Violation] = []
         for invariant in invariants:
             rows = self._rows(f"SELECT * FROM ({invariant.sql}) v LIMIT {_SHOWN_ROWS}", parameters)

@@ -372,3 +372,33 @@ FROM (SELECT trial_id, n, subject, from_state, coalesce(lag(to_state) OVER (
         PARTITION BY trial_id, subject, CASE subject WHEN 'attempt' THEN fence END ORDER BY n), '') AS before
       FROM trial_events) e
 WHERE e.from_state <> e.before;
+
+-- I15 member_taken_twice always: a sandbox of a pool was given to more than one create
+SELECT e.trial_id::text AS subject, count(*) || ' times' AS detail
+FROM sandbox_events e WHERE e.reason = 'POOL_ALLOCATED' GROUP BY e.trial_id HAVING count(*) > 1;
+
+-- I15 warm_and_visible always: somebody sees a sandbox that nobody was given
+SELECT s.trial_id::text AS subject, 'visible in pool ' || s.pool_id AS detail
+FROM sandbox_sessions s
+WHERE s.is_warm AND (s.hidden_at IS NULL OR EXISTS (
+  SELECT 1 FROM sandbox_events e WHERE e.trial_id = s.trial_id AND e.reason = 'POOL_ALLOCATED'));
+
+-- I15 pool_over_max always: a member was made though the pool had as many as it may have
+SELECT p.id::text AS subject, count(*) || ' members, the last made at ' || max(j.created_at) || ', of ' || p.pool_max AS detail
+FROM sandbox_pools p JOIN sandbox_sessions s ON s.pool_id = p.id AND s.ended_at IS NULL
+JOIN trials t ON t.id = s.trial_id JOIN jobs j ON j.id = t.job_id
+GROUP BY p.id, p.pool_max, p.updated_at HAVING count(*) > p.pool_max AND max(j.created_at) > p.updated_at;
+
+-- I15 member_too_old live: a free member of a pool waits longer than it may
+SELECT s.trial_id::text AS subject, 'runs since ' || s.running_at AS detail
+FROM sandbox_sessions s
+WHERE s.is_warm AND s.state = 'Running'
+  AND s.running_at < clock_timestamp() - make_interval(secs => %(pool_age)s + %(slack)s);
+
+-- I15 member_without_pool live: a free member waits for a pool that is gone, or makes something else by now
+SELECT s.trial_id::text AS subject, s.state || ' since ' || s.state_at AS detail
+FROM sandbox_sessions s
+WHERE s.is_warm AND s.state IN ('Pending', 'Running')
+  AND s.state_at < clock_timestamp() - make_interval(secs => %(slack)s)
+  AND NOT EXISTS (SELECT 1 FROM sandbox_pools p WHERE p.id = s.pool_id AND (
+    p.revision = s.pool_revision OR p.updated_at > clock_timestamp() - make_interval(secs => %(slack)s)));

@@ -19,7 +19,8 @@ __all__ = [
     "WishRow",
 ]
 
-# One statement for all its rows: it is on the way of every create.
+# One statement for all its rows: it is on the way of every create. Members of a pool that are made together have one
+# time, by which they are known as one try.
 _INSERT = """
 WITH batch AS (
   INSERT INTO batches (id, tenant_id, implicit, is_session, job_count, trial_count, traceparent)
@@ -44,7 +45,7 @@ SELECT %(id)s, %(tenant_id)s, %(image)s, %(snapshot_id)s, %(entrypoint)s, %(plat
        %(pool)s, %(pool_id)s, %(pool_revision)s, %(is_warm)s, 'SANDBOX_ACCEPTED',
        t.now + make_interval(secs => %(timeout_seconds)s), %(renew_seconds)s, %(image_auth)s, %(access_token)s,
        %(is_secure)s, t.now, CASE WHEN %(is_warm)s THEN t.now END
-FROM (SELECT clock_timestamp() AS now) t
+FROM (SELECT CASE WHEN %(is_warm)s THEN now() ELSE clock_timestamp() END AS now) t
 """
 
 SANDBOX_COLUMNS = """

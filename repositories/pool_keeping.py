@@ -8,8 +8,8 @@ from repositories.pools import POOL_COLUMNS, PoolRow
 
 __all__ = ["KeptPool", "MemberCounts", "PoolKeepingRepository"]
 
-# One probe of two small indexes per pool. Tries that began in the same second failed together, and count once; what
-# runs, or is used, since a failure shows that the pool works again.
+# One probe of two small indexes per pool. Members that were made together failed together, and count once; what runs,
+# or is used, since a failure shows that the pool works again.
 _COUNTS = """
 CROSS JOIN LATERAL (
   SELECT count(*)::int AS total,
@@ -25,7 +25,7 @@ CROSS JOIN LATERAL (
     max(s.running_at) FILTER (WHERE s.pool_revision = p.revision) AS running_at
   FROM sandbox_sessions s WHERE s.pool_id = p.id AND s.ended_at IS NULL
 ) c CROSS JOIN LATERAL (
-  SELECT count(DISTINCT date_trunc('second', s.created_at))::int AS failed_tries,
+  SELECT count(DISTINCT s.created_at)::int AS failed_tries,
     extract(epoch FROM clock_timestamp() - max(s.ended_at))::float8 AS failed_seconds_ago,
     (array_agg(coalesce(s.state_message, s.state_reason) ORDER BY s.ended_at DESC))[1] AS problem
   FROM sandbox_sessions s

@@ -22,7 +22,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """create: members to start. retire: free ones too many. retire_aged: that have waited too long. In this order."""
+    """create: members to start. retire: those too many. retire_aged: that have waited too long."""
 
     create: int = 0
     retire: int = 0
@@ -58,16 +58,14 @@ def plan_pool(capacity: Capacity, counts: MemberCounts) -> PoolPlan:
     fresh = counts.free - counts.aged
     coming = fresh + counts.starting
     create = min(most - coming, room) if coming < least and _may_try(counts) else 0
-    retire = max(0, coming + counts.aged - most) if coming >= least else 0
-    retire_aged = min(counts.aged, counts.overaged)
+    retire_aged = counts.overaged
     if counts.aged and fresh >= least:
         retire_aged = counts.aged
     elif counts.aged and coming < least and not room:
-        retire_aged = max(retire_aged, 1 + (most - 1) // 4)
-    retire_aged = min(retire_aged, counts.aged)
+        retire_aged = min(counts.aged, max(retire_aged, 1 + (most - 1) // 4))
     return PoolPlan(
         create=create,
-        retire=max(0, retire - retire_aged),
+        retire=max(0, coming - most),
         retire_aged=retire_aged,
         retire_outdated=counts.outdated > 0,
     )

@@ -17,6 +17,14 @@ RUNNING = "(SELECT trial_id FROM attempts WHERE state = 'running')"
 QUEUED = "(SELECT id FROM trials WHERE state = 'queued')"
 LONG_AGO = "clock_timestamp() - interval '1 hour'"
 EVENT = "INSERT INTO trial_events (trial_id, subject, fence, actor, from_state, to_state) VALUES "
+MEMBER = f"""
+    INSERT INTO sandbox_pools (id, tenant_id, name, template, spec, key, runtime, image, entrypoint, buffer_min,
+                               buffer_max, pool_min, pool_max)
+    SELECT gen_random_uuid(), tenant_id, 'p', '{{}}', '{{}}', 'k', 'fake', 'i', '{{}}', 0, 0, 0, 1 FROM attempts LIMIT 1;
+    INSERT INTO sandbox_sessions (trial_id, tenant_id, entrypoint, access_token, state, running_at, is_warm, hidden_at,
+                                  pool_id, pool_revision)
+    SELECT {RUNNING}, tenant_id, '{{}}', '', 'Running', clock_timestamp(), true, clock_timestamp(), id, 1
+    FROM sandbox_pools"""
 
 HOOK = """
     INSERT INTO webhook_endpoints (id, tenant_id, name, url, target, events, secret)
@@ -106,6 +114,15 @@ PLANTS = {
         UPDATE trials SET outcome = 'error', failure = '{{"class": "infra", "code": "node_lost"}}' WHERE id = {DONE}""",
     "trial_not_as_told": f"UPDATE trials SET state = 'blocked' WHERE id = {QUEUED}",
     "attempt_not_as_told": f"UPDATE attempts SET state = 'collecting' WHERE trial_id = {RUNNING}",
+    "member_taken_twice": f"""
+        INSERT INTO sandbox_events (trial_id, actor, reason)
+        SELECT {RUNNING}, 'ghost', 'POOL_ALLOCATED' FROM generate_series(1, 2)""",
+    "warm_and_visible": f"""
+        ALTER TABLE sandbox_sessions DROP CONSTRAINT sandbox_sessions_warm_check; {MEMBER};
+        UPDATE sandbox_sessions SET hidden_at = NULL""",
+    "pool_over_max": f"{MEMBER}; UPDATE sandbox_pools SET pool_max = 0, updated_at = {LONG_AGO}",
+    "member_too_old": f"{MEMBER}; UPDATE sandbox_sessions SET running_at = clock_timestamp() - interval '3 hours'",
+    "member_without_pool": f"{MEMBER}; UPDATE sandbox_sessions SET state_at = {LONG_AGO}; DELETE FROM sandbox_pools",
     "story_broken": f"{EVENT} ({RUNNING}, 'trial', 1, 'ghost', 'queued', 'running')",
 }
 
