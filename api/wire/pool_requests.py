@@ -170,7 +170,7 @@ def _differences(
         if getattr(spec.resources, name) != number:
             yield Problem(
                 "resourceLimits",
-                f"sandboxes of the pool {pool.name} have {name} {getattr(spec.resources, name)}, not {number}; {advice}",
+                f"in the pool {pool.name} {name} is {getattr(spec.resources, name)}, not {number}; {advice}",
             )
     words = tuple(request.entrypoint or IDLE_ENTRYPOINT)
     if words not in {IDLE_ENTRYPOINT, tuple(pool.entrypoint)}:

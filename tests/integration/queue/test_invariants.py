@@ -20,7 +20,8 @@ EVENT = "INSERT INTO trial_events (trial_id, subject, fence, actor, from_state, 
 MEMBER = f"""
     INSERT INTO sandbox_pools (id, tenant_id, name, template, spec, key, runtime, image, entrypoint, buffer_min,
                                buffer_max, pool_min, pool_max)
-    SELECT gen_random_uuid(), tenant_id, 'p', '{{}}', '{{}}', 'k', 'fake', 'i', '{{}}', 0, 0, 0, 1 FROM attempts LIMIT 1;
+    SELECT gen_random_uuid(), tenant_id, 'p', '{{}}', '{{}}', 'k', 'fake', 'i', '{{}}', 0, 0, 0, 1
+    FROM attempts LIMIT 1;
     INSERT INTO sandbox_sessions (trial_id, tenant_id, entrypoint, access_token, state, running_at, is_warm, hidden_at,
                                   pool_id, pool_revision)
     SELECT {RUNNING}, tenant_id, '{{}}', '', 'Running', clock_timestamp(), true, clock_timestamp(), id, 1
