@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 NAMES = ("file_transfer", "log_lines", "pool_hit", "queue", "sandbox_start")
-LONG = ("cycles", "dispatch_scale", "fork_files")
+LONG = ("cycles", "dispatch_scale", "docker_start", "fork_files")
 """Run only when named."""
 
 

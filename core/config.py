@@ -332,6 +332,18 @@ class Settings(BaseSettings):
         examples=["/srv/datasets"],
         description="Folders of the host that sandboxes may ask for as volumes: a JSON list. Default: none.",
     )
+    docker_allowed_volumes: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        examples=["datasets-*"],
+        description="Volumes of the engine, not made by sandboxes, that they may use: a JSON list of patterns.",
+    )
+    docker_parallel_creates: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        examples=[8],
+        description="Containers made at a time. Default: two per processor.",
+    )
     docker_sandbox_env: Annotated[dict[str, str], NoDecode] = Field(
         default={}, description="Environment of all containers: a JSON object of texts."
     )
@@ -353,7 +365,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         *("runtimes", "webhook_allowed_networks", "worker_labels"),
-        *("docker_allowed_host_paths", "docker_sandbox_env"),
+        *("docker_allowed_host_paths", "docker_allowed_volumes", "docker_sandbox_env"),
         mode="before",
     )
     @classmethod

@@ -1,14 +1,20 @@
+from dataclasses import replace
+
 import pytest
 
 from core.errors import BadImageError, SpecInvalidError
+from runtimes.base import ALL_GPUS, VolumeMount
 from runtimes.bundle import Bundle
 from runtimes.container_spec import (
     ContainerImage,
     ContainerRules,
     container_settings,
+    folders_to_look_for,
+    folders_to_make,
     labels_of,
     own_user,
 )
+from runtimes.oci_runtimes import family_of
 from tests.support.sandboxes import make_spec
 
 BUNDLE = Bundle("/bundles/b", ("/.sbx/lib/ld.so", "/.sbx/app/execd.pyc"))
@@ -190,3 +196,88 @@ def test_job_cannot_set_what_is_execds(name):
     with pytest.raises(SpecInvalidError, match=name) as caught:
         settings(env={name: "x"})
     assert caught.value.field == "env"
+
+
+LIVE = {"is_writable": True, "is_sealed": False}
+
+
+def test_writable_sandbox_has_the_images_user_and_few_rights():
+    made = settings(ContainerImage("i", user=(5, 6), written_user="app"), **LIVE)
+    host = made["HostConfig"]
+    assert made["User"] == "app"
+    assert not host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert host["Tmpfs"] == {}
+    assert settings(**LIVE)["User"] == ""
+    assert not any(entry.startswith(("HOME=", "USER=")) for entry in settings(**LIVE)["Env"])
+
+
+def test_volumes_of_the_image_stay_in_memory_unless_a_mount_is_there():
+    image = ContainerImage("i", volumes=("/data", "/other"))
+    mount = VolumeMount("v", "/data/", host_path="/srv")
+    assert sorted(settings(image, volumes=[mount], **LIVE)["HostConfig"]["Tmpfs"]) == ["/other"]
+
+
+def test_disk_is_limited_by_the_engine_or_watched():
+    watched = settings(**LIVE)
+    assert watched["Labels"]["sandmill.disk-bytes"] == str(32 << 20)
+    assert "StorageOpt" not in watched["HostConfig"]
+    held = settings(rules=replace(RULES, limits_disk=True), **LIVE)
+    assert "sandmill.disk-bytes" not in held["Labels"]
+    assert held["HostConfig"]["StorageOpt"] == {"size": str(32 << 20)}
+    assert "sandmill.disk-bytes" not in settings()["Labels"]
+
+
+def test_gpus_are_asked_of_the_engine():
+    assert "DeviceRequests" not in settings()["HostConfig"]
+    for count in (2, ALL_GPUS):
+        (request,) = settings(limits={"gpu": count})["HostConfig"]["DeviceRequests"]
+        assert request == {"Driver": "", "Count": count, "Capabilities": [["gpu"]]}
+
+
+def test_profile_of_apparmor_is_named_where_there_is_one():
+    options = settings(rules=replace(RULES, apparmor="docker-default"))["HostConfig"]["SecurityOpt"]
+    assert "apparmor=docker-default" in options
+
+
+def test_own_runtime_goes_before_the_nodes_and_has_room_for_its_threads():
+    rules = replace(RULES, oci_runtime="crun")
+    assert settings(rules=rules)["HostConfig"]["Runtime"] == "crun"
+    gvisor = replace(rules, family=family_of("runsc"))
+    made = settings(rules=gvisor, oci_runtime="runsc", limits={"pids": 10})
+    assert made["HostConfig"]["Runtime"] == "runsc"
+    assert made["HostConfig"]["PidsLimit"] == 266
+    # Else its loopback device would be down.
+    assert not made["NetworkDisabled"]
+    assert made["HostConfig"]["NetworkMode"] == "none"
+
+
+def test_node_caps_processes_and_adds_variables():
+    rules = replace(RULES, pids_limit=50, environment={"A": "node", "B": "node"})
+    made = settings(
+        ContainerImage("i", environment={"A": "image"}), rules, env={"B": "own"}, limits={"pids": 64}
+    )
+    assert made["HostConfig"]["PidsLimit"] == 50
+    assert {"A=node", "B=own"} <= set(made["Env"])
+
+
+def test_users_of_a_remapping_engine_are_among_those_it_has():
+    numbers = {own_user(f"sm-{number}", is_remapped=True)[0] for number in range(500)}
+    assert len(numbers) > 450
+    assert min(numbers) >= 10_000
+    assert max(numbers) < 60_000
+
+
+def test_missing_folders_of_a_writable_sandbox_are_made_for_its_user():
+    spec = make_spec(workdir="/a//b/./c", **LIVE)
+    assert folders_to_look_for(spec) == ["/tmp", "/a", "/a/b", "/a/b/c"]
+    image = ContainerImage("i", user=(5, 6), folders=frozenset({"/a"}))
+    assert folders_to_make(spec, image, RULES) == {
+        "/tmp": (0, 0, 0o1777),
+        "/a/b": (5, 6, 0o755),
+        "/a/b/c": (5, 6, 0o755),
+    }
+    assert folders_to_look_for(make_spec(workdir="/a/b")) == ["/a/b"]
+    assert folders_to_make(make_spec(workdir="/a/b"), image, RULES) == {}
