@@ -117,12 +117,14 @@ class ImageAuth:
 class VolumeClaim:
     """A named volume of this node, which outlives its sandboxes.
 
-    delete_with_sandbox: it goes with the sandbox that made it; one that was there before never does.
+    delete_with_sandbox: it goes with the sandbox that made it; one that was there before never does. owner: whose it
+    is; the same name of another owner is another volume. Empty: the volume has just this name on the node.
     """
 
     name: str
     create_if_missing: bool = True
     delete_with_sandbox: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

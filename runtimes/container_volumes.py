@@ -2,10 +2,11 @@
 
 import errno
 import fnmatch
+import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from docker.errors import APIError, NotFound
@@ -26,6 +27,9 @@ _OWNER_LABEL = "sandmill.volume-of"
 """The sandbox with which a volume goes."""
 
 NODE_LABEL = "sandmill.node"
+
+_LONGEST_NAME = 200
+"""The engine makes a folder of the name, and 255 is what file systems take."""
 
 
 @dataclass(slots=True)
@@ -79,12 +83,13 @@ def prepared_mounts(
                     folder = _host_folder(volume, allowed_paths, owner)
                     _add_folder(mounts, volume, held.enter_context(folder))
                     continue
-                facts = _volume_of(engine, volume, volume.claim, spec, owner)
-                _check_access(facts, volume, volume.claim, allowed_volumes)
+                claim = replace(volume.claim, name=_name_of(volume.claim, allowed_volumes))
+                facts = _volume_of(engine, volume, claim, spec, owner)
+                _check_access(facts, volume, claim, allowed_volumes)
                 if (facts.get("Labels") or {}).get(_OWNER_LABEL) == spec.name:
-                    mounts.removed_with_it.append(volume.claim.name)
+                    mounts.removed_with_it.append(claim.name)
                 if volume.sub_path is None:
-                    mounts.settings.append(_volume_setting(volume, volume.claim))
+                    mounts.settings.append(_volume_setting(volume, claim))
                 else:
                     _add_folder(mounts, volume, held.enter_context(_folder_in(volume, facts, owner)))
             yield mounts
@@ -119,6 +124,18 @@ def collect_volumes(engine: Engine, node: str, names: Collection[str]) -> tuple[
     return len(orphans) - left, left
 
 
+def _name_of(claim: VolumeClaim, allowed: Sequence[str]) -> str:
+    """Give the engine's name for a volume: those that an operator allows belong to all, others to their owner."""
+    if not claim.owner or _is_allowed(claim.name, allowed):
+        return claim.name
+    name = claim.name if len(claim.name) <= _LONGEST_NAME else hashlib.sha256(claim.name.encode()).hexdigest()
+    return f"sandmill-{hashlib.sha256(claim.owner.encode()).hexdigest()[:16]}-{name}"
+
+
+def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+
+
 def _volume_of(
     engine: Engine, volume: VolumeMount, claim: VolumeClaim, spec: SandboxSpec, owner: tuple[int, int]
 ) -> Mapping[str, Any]:
@@ -150,7 +167,7 @@ def _check_access(
 ) -> None:
     """Refuse volumes that are none of the sandboxes' business: of a database on the same engine, say."""
     is_ours = _MANAGED_LABEL in (facts.get("Labels") or {})
-    if not is_ours and not any(fnmatch.fnmatchcase(claim.name, one) for one in allowed):
+    if not is_ours and not _is_allowed(claim.name, allowed):
         message = f"volume {claim.name!r} was not made by sandboxes: an operator may allow it by its name"
         volume.refuse("claim", message)
 

@@ -120,15 +120,15 @@ def to_sandbox_spec(
         entrypoint=spec.entrypoint or None,
         image_auth=auth,
         platform=spec.platform,
-        volumes=[_mount(volume) for volume in spec.volumes],
+        volumes=[_mount(volume, owner=str(claimed.tenant_id)) for volume in spec.volumes],
         oci_runtime=spec.oci_runtime,
     )
 
 
-def _mount(volume: Volume) -> VolumeMount:
+def _mount(volume: Volume, *, owner: str) -> VolumeMount:
     claim = None
     if volume.claim is not None:
-        claim = VolumeClaim(volume.claim, volume.is_made_if_missing, volume.is_removed_with_sandbox)
+        claim = VolumeClaim(volume.claim, volume.is_made_if_missing, volume.is_removed_with_sandbox, owner)
     return VolumeMount(
         name=volume.name,
         mount_path=volume.mount_path,

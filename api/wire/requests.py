@@ -134,6 +134,9 @@ def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
 def _check_sources(request: CreateSandboxRequest) -> None:
     if request.image is not None and request.snapshot_id is not None:
         raise WireInvalidError(_INVALID, "give either image or snapshotId, not both", field="snapshotId")
+    if request.image is not None and request.image.uri.startswith("snapshot:"):
+        # What runtimes call them knows no tenants.
+        raise WireInvalidError(_INVALID, "is no image: give snapshotId for a snapshot", field="image.uri")
     if request.image is None and request.snapshot_id is None:
         raise WireInvalidError(_INVALID, "give image or snapshotId", field="image")
 

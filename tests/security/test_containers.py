@@ -227,6 +227,31 @@ def test_volume_of_somebody_else_is_refused_unless_allowed(kind, runtime_folder,
         )
 
 
+def test_volume_of_another_owner_is_another_volume(kind, runtime_folder):
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    claims = {who: VolumeClaim(name, delete_with_sandbox=True, owner=who) for who in ("one", "two", "")}
+    mounts = {who: [VolumeMount("v", "/data", claim=claim)] for who, claim in claims.items()}
+    with kind.box(volumes=mounts["one"], **LIVE) as one:
+        one.sh("echo secret > /data/file")
+        for who, seen in (("one", "secret\n"), ("two", ""), ("", "")):
+            with kind.box(volumes=mounts[who], **LIVE) as box:
+                assert box.sh("cat /data/file").out == seen
+    # What an operator allows has one name for everybody.
+    shared = VolumeClaim(name)
+    subprocess.run(["docker", "volume", "create", name], check=True, capture_output=True, timeout=60)
+    try:
+        with docker_kind(runtime_folder, allowed_volumes=("test-*",)) as own:
+            for claim in (shared, replace(shared, owner="one"), replace(shared, owner="two")):
+                with own.box(volumes=[VolumeMount("v", "/data", claim=claim)], **LIVE) as box:
+                    box.sh("echo x >> /data/file")
+                    said = box.sh("cat /data/file").out
+        assert said == "x\nx\nx\n"
+    finally:
+        subprocess.run(
+            ["docker", "volume", "rm", "--force", name], check=True, capture_output=True, timeout=60
+        )
+
+
 def test_snapshot_is_found_by_no_other_name(kind, monkeypatch):
     name = f"test-{uuid.uuid4().hex[:12]}"
     with kind.box(**LIVE) as box:

@@ -165,3 +165,12 @@ def test_numbers_are_whole_and_bounded(changes: dict[str, Any]):
     body = {"bufferMin": 0, "bufferMax": 0, "poolMin": 0, "poolMax": 0, **changes}
     with pytest.raises(ValueError, match="validation error"):
         CapacityRequest.model_validate(body)
+
+
+def test_a_snapshot_is_no_image_neither_of_a_sandbox_nor_of_a_pool():
+    image = {"uri": "snapshot:of-somebody-else"}
+    with pytest.raises(WireInvalidError, match="snapshotId"):
+        key_of_create(image=image)
+    for template in ({"image": image}, pod({"image": image["uri"]})):
+        with pytest.raises(InvalidRequestError, match="snapshotId"):
+            to_pool_template(template)
