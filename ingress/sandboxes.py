@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -12,7 +12,7 @@ from uuid import UUID
 from core.errors import NotSupportedError, RunFailure, RuntimeUnavailableError, SandmillError
 from ingress.errors import IngressError
 from ingress.limits import Limits
-from runtimes.base import Runtime, SandboxHandle
+from runtimes.base import EXECD_PORT, Runtime, SandboxHandle
 from services.sandbox_directory import SandboxTarget
 from traffic.backends import Backend, BackendPool
 from traffic.streams import Stream, open_stream
@@ -44,7 +44,9 @@ class Sandboxes:
         self._runtimes = runtimes
         self._limits = limits
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ingress-connect")
-        self._pool = BackendPool(idle_seconds=limits.backend_idle_seconds)
+        # Apart, so that no crowd of ports keeps connections to execd from being kept.
+        self._execd_pool = BackendPool(idle_seconds=limits.backend_idle_seconds)
+        self._program_pool = BackendPool(idle_seconds=limits.backend_idle_seconds)
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._gates: dict[UUID, _Gate] = {}
 
@@ -59,9 +61,16 @@ class Sandboxes:
 
     async def connect(self, target: SandboxTarget, port: int, *, is_new: bool) -> Backend:
         """Give a connection; is_new: one that nobody has used. Raises IngressError: 502, 503, 504."""
-        known = await self._find(target)
-        key = (known.handle.name, known.handle.ref, port)
-        return await self._pool.get(key, lambda: self._open(target, known, port), is_new=is_new)
+        known = self._known.get(target.sandbox_name or "")
+        if known is not None:
+            try:
+                return await self._get(target, known, port, is_new=is_new)
+            except IngressError:
+                # It may have been started anew, by the same name.
+                self.forget(target)
+                if (await self._find(target)).handle == known.handle:
+                    raise
+        return await self._get(target, await self._find(target), port, is_new=is_new)
 
     async def execd_token(self, target: SandboxTarget) -> str | None:
         """Give what execd wants to see. Raises as `connect`."""
@@ -69,7 +78,7 @@ class Sandboxes:
 
     def give_back(self, backend: Backend) -> None:
         """Keep a connection whose last exchange is complete."""
-        self._pool.give_back(backend)
+        self._pool_of(backend.key).give_back(backend)
 
     def forget(self, target: SandboxTarget) -> None:
         """Look the sandbox up anew the next time."""
@@ -77,8 +86,17 @@ class Sandboxes:
 
     def close(self) -> None:
         """Let go of all."""
-        self._pool.close()
+        for pool in (self._execd_pool, self._program_pool):
+            pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _get(self, target: SandboxTarget, known: _Known, port: int, *, is_new: bool) -> Backend:
+        key = (known.handle.name, known.handle.ref, port)
+        return await self._pool_of(key).get(key, lambda: self._open(target, known, port), is_new=is_new)
+
+    def _pool_of(self, key: Hashable) -> BackendPool:
+        is_execd = isinstance(key, tuple) and key[-1] == EXECD_PORT
+        return self._execd_pool if is_execd else self._program_pool
 
     async def _find(self, target: SandboxTarget) -> _Known:
         name = target.sandbox_name or ""

@@ -195,7 +195,7 @@ class IngressServer:
             if not relaying.is_started:
                 raise _refusal(job, backend, error) from error
             if not relaying.is_framed:
-                job.connection.stream.abort()  # else nobody could tell that it is not the end
+                job.connection.stream.reset()  # else nobody could tell that it is not the end
             return False
         except BaseException:
             backend.stream.abort()

@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from core.ending import end_task
 from core.logging import get_logger
 from repositories.log_reading import LogChunkRow
 
@@ -100,9 +101,7 @@ class LogHub:
     async def aclose(self) -> None:
         """End all."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end_task(self._task)
         await self._client.aclose()
 
     @contextlib.asynccontextmanager

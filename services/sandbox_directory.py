@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from core.ending import end_task
 from core.errors import NotFoundError, UnavailableError
 from core.logging import get_logger
 from models.live_sandboxes import ENDED_STATES, WireState
@@ -115,9 +116,7 @@ class DatabaseDirectory:
     async def aclose(self) -> None:
         """End all."""
         if self._listening is not None:
-            self._listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listening
+            await end_task(self._listening)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _look_up(self, sandbox_id: UUID) -> SandboxTarget:

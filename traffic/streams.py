@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -142,6 +143,14 @@ class Stream(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def reset(self) -> None:
+        """Close so that the peer sees a break, whatever it has read: the only way where an end has no other sign."""
+        watched = self.info("socket")
+        if watched is not None and not self.is_lost:
+            with contextlib.suppress(OSError):
+                watched.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
+
     def close(self) -> None:
         """Close once all is sent; a peer that does not take it is the caller's to `abort`."""
         if self._transport is not None:
@@ -153,7 +162,7 @@ class Stream(asyncio.BufferedProtocol):
         return 0 if self.is_lost or self._transport is None else self._transport.get_write_buffer_size()
 
     def info(self, name: str) -> Any:
-        """Give `peername`, `sockname`."""
+        """Give `peername`, `sockname`, `socket`."""
         return None if self._transport is None else self._transport.get_extra_info(name)
 
     def _take_in(self, data: bytes) -> None:

@@ -91,6 +91,7 @@ def test_a_request_line_that_is_none_reaches_nobody(ingress, line):
     "body",
     [
         "4\nwiki\r\n0\r\n\r\n",
+        "44\nwiki\r\n0\r\n\r\n",
         "4\r\nwikiX\r\n0\r\n\r\n",
         "0x4\r\nwiki\r\n0\r\n\r\n",
         " 4\r\nwiki\r\n0\r\n\r\n",
