@@ -38,6 +38,7 @@ from api.routes import (
 from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from api.wire import basics as wire_basics
+from api.wire import diagnostics as wire_diagnostics
 from api.wire import pools as wire_pools
 from api.wire import sandboxes as wire_sandboxes
 from api.wire import snapshots as wire_snapshots
@@ -137,7 +138,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         health,
     ):
         app.include_router(part.router)
-    for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_pools):
+    for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_diagnostics, wire_pools):
         for prefix in ("/v1", ""):
             app.include_router(wire.router, prefix=prefix)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document

@@ -26,6 +26,7 @@ from services.batch_verbs import BatchVerbService
 from services.batches import BatchService
 from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
+from services.diagnostics import DiagnosticService
 from services.history import HistoryService
 from services.idempotency import RequestIdentity, hash_request
 from services.live_sandboxes import LiveSandboxService, SandboxPolicy
@@ -139,6 +140,10 @@ class ApiServices:
             max_age_seconds=self.settings.pool_member_age_seconds,
             actor=f"key:{caller.key_id}",
         )
+
+    def diagnostics(self, connection: Connection, caller: Principal) -> DiagnosticService:
+        """What is wrong with the caller's sandboxes."""
+        return DiagnosticService(connection, caller.tenant_id)
 
     def blobs(self, connection: Connection, caller: Principal) -> BlobService:
         """Blobs of the caller's tenant."""

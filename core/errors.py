@@ -14,6 +14,7 @@ __all__ = [
     "ConflictError",
     "CreateTimeoutError",
     "DaemonError",
+    "EntrypointFailedError",
     "ExecdUnreachableError",
     "FailureClass",
     "ForbiddenError",
@@ -195,6 +196,21 @@ class ExecdUnreachableError(RunFailure):
     """execd in the sandbox does not answer, or its answer broke off."""
 
     code = "execd_unreachable"
+
+
+class EntrypointFailedError(RunFailure):
+    """The program that a live sandbox is for failed as soon as it was started."""
+
+    code = "entrypoint_failed"
+    failure_class = FailureClass.SPEC
+    retryable = False
+
+    def __init__(self, message: str, *, output: bytes, total_bytes: int, ended: str) -> None:
+        """output: the end of what it wrote; total_bytes: all of that. ended: how, in words."""
+        super().__init__(message)
+        self.output = output
+        self.total_bytes = total_bytes
+        self.ended = ended
 
 
 class NodeLostError(RunFailure):

@@ -7,7 +7,7 @@ from uuid import UUID
 from repositories.attempts import ClaimedAttempt
 from repositories.base import SqlRepository
 
-__all__ = ["ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
+__all__ = ["Asks", "ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
 
 _MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
 
@@ -47,6 +47,11 @@ SELECT 1 FROM mine
 _WISHES = """
 SELECT trial_id, state, wish_no FROM sandbox_sessions
 WHERE node_id = %(node_id)s AND state IN ('Pausing', 'Resuming', 'Stopping')
+"""
+
+_ASKS = """
+SELECT EXISTS (SELECT 1 FROM sandbox_outputs WHERE node_id = %(node_id)s AND wanted_at IS NOT NULL) AS outputs,
+  EXISTS (SELECT 1 FROM snapshots WHERE node_id = %(node_id)s AND state IN ('Creating', 'Deleting')) AS snapshots
 """
 
 # Only if nothing else was wished since: then that is next.
@@ -134,6 +139,14 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Asks:
+    """What kinds of things are asked of a node, beside wishes."""
+
+    outputs: bool
+    snapshots: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExpiredSandbox:
     """One whose time is over."""
 
@@ -180,6 +193,10 @@ class SessionKeepingRepository(SqlRepository):
     def wishes(self, node_id: UUID) -> list[Wish]:
         """What is wished of this node's sandboxes and not done yet."""
         return [Wish(**row) for row in self._rows(_WISHES, {"node_id": node_id})]
+
+    def asks(self, node_id: UUID) -> Asks:
+        """Whether a node is asked for outputs, or for something about snapshots: one look for both."""
+        return Asks(**self._rows(_ASKS, {"node_id": node_id})[0])
 
     def obeyed(self, wish: Wish, state: str, reason: str, message: str | None = None) -> None:
         """Write where a sandbox is after a wish, unless there is a newer one."""

@@ -20,6 +20,7 @@ __all__ = [
     "ALL_GPUS",
     "ENTRYPOINT_KEY",
     "EXECD_PORT",
+    "BackgroundRun",
     "Command",
     "CommandResult",
     "ExecutionClient",
@@ -313,6 +314,22 @@ class CommandResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BackgroundRun:
+    """How a command in the background is. exit_code, signal: how it ended, as in CommandResult.
+
+    oom_killed: something in the sandbox was killed for want of memory meanwhile. output: the end of what it wrote,
+    stdout and stderr in one; total_bytes: all of it.
+    """
+
+    is_running: bool
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+    output: bytes = b""
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KeptRun:
     """A command that outlives its client, so that another one can go on with it, also when it has ended meanwhile.
 
@@ -375,6 +392,14 @@ class ExecutionClient(Protocol):
         """Give what a command that was started so has written until now; stdout and stderr in one, as far as kept.
 
         The entrypoint has the key ENTRYPOINT_KEY. Raises NotFoundError if no such command was started.
+        """
+
+    def background_run(
+        self, command: Command, *, key: str, tail_bytes: int, wait_seconds: float = 0.0
+    ) -> BackgroundRun:
+        """Say how a command is that was started so, with the end of its output; waits so long for it to end.
+
+        Raises NotFoundError if no such command was started.
         """
 
     def upload(self, files: Sequence[FileUpload]) -> None:

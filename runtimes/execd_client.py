@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -18,7 +19,7 @@ from core.errors import (
     PayloadTooLargeError,
     SpecInvalidError,
 )
-from runtimes.base import Command, CommandResult, FileInfo, FileUpload, KeptRun, StreamName
+from runtimes.base import BackgroundRun, Command, CommandResult, FileInfo, FileUpload, KeptRun, StreamName
 from runtimes.events import EventParser, event_bytes, missing_bytes, result_of
 from runtimes.http_exchange import SILENCE_SECONDS, Exchange, Stopped
 from runtimes.multipart import multipart_body
@@ -29,6 +30,7 @@ _GIVE_UP_MARGIN_SECONDS = 5.0
 """After its grace execd needs moments to kill and report; if it stays silent this long it is not coming back."""
 
 _INTERRUPT_SILENCE_SECONDS = 5.0
+_LOOK_SILENCE_SECONDS = 3.0
 _PATHS_PER_REQUEST = 10
 """A path has up to 4,096 bytes, three times that when escaped, and execd takes request lines of 64 KiB and more."""
 
@@ -105,6 +107,35 @@ class HttpExecutionClient:
             if status != 200:
                 raise DaemonError(f"execd answered {status}: {_error_message(exchange)}")
             return exchange.read(max_bytes=_MAX_LOG_BYTES) or b""
+
+    def background_run(
+        self, command: Command, *, key: str, tail_bytes: int, wait_seconds: float = 0.0
+    ) -> BackgroundRun:
+        """Say how a command in the background is; see `ExecutionClient.background_run`.
+
+        Those who ask have other sandboxes to look after: execd counts as gone after a few seconds of silence.
+        """
+        most = _LOOK_SILENCE_SECONDS + wait_seconds
+        if self._silence > most:
+            hasty = copy(self)
+            hasty._silence = most  # noqa: SLF001 -- a copy of this very object
+            return hasty.background_run(command, key=key, tail_bytes=tail_bytes, wait_seconds=wait_seconds)
+        execution_id = self._start(command, key, "/command?attach=only")
+        query = {"timeout_ms": str(round(wait_seconds * 1000))}
+        with self._get(f"/command/{execution_id}/wait", query) as (exchange, status):
+            if status == 404:
+                raise NotFoundError("command", key)
+            if status != 200:
+                raise DaemonError(f"execd answered {status}: {_error_message(exchange)}")
+            answer = exchange.read_json()
+        run = _background_run(answer)
+        if not tail_bytes or not run.total_bytes:
+            return run
+        first = max(0, run.total_bytes - tail_bytes)
+        query = {"stream": "stdout", "offset": str(first), "limit": str(tail_bytes)}
+        with self._get(f"/command/{execution_id}/output", query) as (exchange, status):
+            output = exchange.read(max_bytes=tail_bytes) if status == 200 else None
+        return replace(run, output=output or b"")
 
     def _start(self, command: Command, key: str, target: str) -> str:
         """Start a command, or find the one that the key started; gives its id."""
@@ -318,6 +349,20 @@ class _Run:
         if held:
             self._on_output(held_stream, b"".join(held))
         return result
+
+
+def _background_run(answer: Any) -> BackgroundRun:
+    """Read what execd says of a command."""
+    try:
+        return BackgroundRun(
+            is_running=bool(answer["running"]),
+            exit_code=None if answer["exit_code"] is None else int(answer["exit_code"]),
+            signal=None if answer["signal"] is None else int(answer["signal"]),
+            oom_killed=bool(answer["oom_killed"]),
+            total_bytes=int(answer["stdout_bytes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExecdUnreachableError("execd's status of a command is none") from error
 
 
 def _command_json(command: Command) -> dict[str, Any]:

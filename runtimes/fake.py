@@ -27,6 +27,7 @@ from core.errors import (
 from runtimes.base import (
     ENTRYPOINT_KEY,
     EXECD_PORT,
+    BackgroundRun,
     Command,
     CommandResult,
     FileInfo,
@@ -300,14 +301,39 @@ class _FakeClient:
         return CommandResult(exit_code, outcome.signal, duration_ms=round(outcome.seconds * 1000))
 
     def start(self, command: Command, *, key: str) -> None:
-        """Note it: nothing runs here, so it has written nothing."""
+        """Note it: nothing runs here."""
         self._runtime.live(self._handle).started[key] = command
 
     def background_output(self, command: Command, *, key: str) -> bytes:
-        """Give nothing, of what was started. Raises NotFoundError."""
-        if self._runtime.live(self._handle).started.get(key) != command:
+        """Give what the script, or the command itself, says. Raises NotFoundError."""
+        return self.background_run(command, key=key, tail_bytes=1 << 30).output
+
+    def background_run(
+        self,
+        command: Command,
+        *,
+        key: str,
+        tail_bytes: int,
+        wait_seconds: float = 0.0,  # noqa: ARG002 -- nothing here takes its time
+    ) -> BackgroundRun:
+        """Act out the script's outcome, at once; what nobody knows goes on for ever. Raises NotFoundError."""
+        sandbox = self._runtime.live(self._handle)
+        if sandbox.started.get(key) != command:
             raise NotFoundError("command", key)
-        return b""
+        outcome = self._script(sandbox.image, command) if self._script is not None else None
+        if outcome is None:
+            outcome = _default_outcome(command, sandbox)
+            if outcome is _SUCCESS:
+                return BackgroundRun(is_running=True)
+        output = outcome.stdout + outcome.stderr
+        return BackgroundRun(
+            is_running=outcome.seconds > 0,
+            exit_code=None if outcome.seconds > 0 or outcome.signal is not None else outcome.exit_code,
+            signal=outcome.signal,
+            oom_killed=outcome.oom,
+            output=output[-tail_bytes:] if tail_bytes else b"",
+            total_bytes=len(output),
+        )
 
     def upload(self, files: Sequence[FileUpload]) -> None:
         """Keep the files."""

@@ -19,11 +19,12 @@ FAILURE_CODES: dict[FailureClass, frozenset[str]] = {
     FailureClass.INFRA: frozenset({
         "artifact_upload", "create_timeout", "daemon_error", "execd_unreachable", "image_store_full",
         "node_disk_full", "node_lost", "orphaned", "poison", "preempted", "registry_error", "registry_rate_limited",
-        "registry_tls", "registry_unreachable", "regrade_failed", "runtime_unavailable", "start_timeout",
-        "step_not_run", "unknown", "worker_shutdown", "worker_stuck",
+        "registry_tls", "registry_unreachable", "regrade_failed", "regrade_timeout", "runtime_unavailable",
+        "start_timeout", "step_not_run", "unknown", "worker_shutdown", "worker_stuck",
     }),
     FailureClass.SPEC: frozenset({
-        "bad_image", "image_not_found", "patch_path_missing", "platform_not_found", "registry_auth", "spec_invalid",
+        "bad_image", "entrypoint_failed", "image_not_found", "patch_path_missing", "platform_not_found",
+        "registry_auth", "spec_invalid",
     }),
     FailureClass.QUOTA: frozenset({"queue_timeout"}),
     FailureClass.CANCELLED: frozenset({

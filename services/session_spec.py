@@ -8,12 +8,15 @@ from typing import Any
 
 from services.jobspec import Resources, RetryBudget, Timeouts
 
-__all__ = ["IDLE_ENTRYPOINT", "KIND", "SessionSpec", "Volume"]
+__all__ = ["IDLE_ENTRYPOINT", "IDLE_ENTRYPOINTS", "KIND", "SessionSpec", "Volume"]
 
 KIND = "session"
 
 IDLE_ENTRYPOINT = ("tail", "-f", "/dev/null")
 """What clients send to keep a container alive. execd does that already, so it is not started."""
+
+IDLE_ENTRYPOINTS = frozenset({IDLE_ENTRYPOINT, ("sleep", "infinity")})
+"""All spellings of that."""
 
 
 _TIMEOUTS = Timeouts(queue=60.0, start=300.0)

@@ -11,7 +11,13 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from core.errors import FailureClass, RunFailure, RuntimeUnavailableError, SandmillError
+from core.errors import (
+    EntrypointFailedError,
+    FailureClass,
+    RunFailure,
+    RuntimeUnavailableError,
+    SandmillError,
+)
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from core.metrics import LIVE_SANDBOXES
@@ -19,6 +25,7 @@ from core.sealing import SecretBox
 from models.snapshots import SnapshotState
 from models.states import AttemptState, Outcome
 from repositories.attempts import AttemptEnd, ClaimedAttempt
+from repositories.sandbox_outputs import WantedOutput
 from repositories.session_keeping import SessionKeepingRepository, Wish
 from repositories.snapshot_keeping import SnapshotOrder
 from repositories.trial_ending import TrialEndingRepository
@@ -26,6 +33,7 @@ from runtimes.base import Runtime, SandboxHandle, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
 from services.attempt_writes import AttemptStatements, AttemptWriter, DisownedError
 from services.early_ends import session_end
+from services.entrypoints import check_entrypoint
 from services.outcomes import CANCELLED, Failure
 from services.session_spec import KIND, SessionSpec
 from services.session_starting import (
@@ -35,6 +43,7 @@ from services.session_starting import (
     start_sandbox,
     to_sandbox_spec,
 )
+from workers.outputs import Entrypoint, OutputKeeper
 from workers.snapshots import SnapshotKeeper
 
 __all__ = ["SessionKeeper", "is_session"]
@@ -64,6 +73,7 @@ class _Live:
     session_id: UUID
     runtime: Runtime
     handle: SandboxHandle
+    entrypoint: Entrypoint
     is_busy: bool = False
     is_paused: bool = False
     obeyed: int = -1
@@ -106,6 +116,7 @@ class SessionKeeper:
         self._box = box
         self._tell = tell
         self._on_end = on_end
+        self._outputs = OutputKeeper(self._statements, node_id=node_id, tell=tell)
         self._snapshots = SnapshotKeeper(self._statements, runtimes, node_id=node_id, tell=tell)
         self._lock = threading.Lock()
         self._live: dict[UUID, _Live] = {}
@@ -173,12 +184,14 @@ class SessionKeeper:
             else:
                 handle = find_sandbox(runtime, claimed)
         except SandmillError as error:
+            if isinstance(error, EntrypointFailedError):
+                self._outputs.keep_failure(claimed.trial_id, error)
             end = _wanted_end(control) or _failed_start(error, is_new=is_new)
             self._write_end(claimed, session_id, control, end, SandboxStats(), is_removed=True)
             return False
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
-        live = _Live(claimed, control, session_id, runtime, handle)
+        live = _Live(claimed, control, session_id, runtime, handle, Entrypoint(_entrypoint_of(claimed)))
         # Only what is not ours any more goes at once: before any other end, snapshots that were accepted are made.
         control.arm(lambda: runtime.remove(handle) if control.disowned else self.wake())
         if not is_new:
@@ -226,6 +239,12 @@ class SessionKeeper:
         handle = start_sandbox(
             runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
         )
+        if spec.entrypoint:
+            try:
+                check_entrypoint(runtime, handle, _entrypoint_of(claimed))
+            except BaseException:
+                remove_sandbox(runtime, handle)
+                raise
         return handle, kept.pool_id
 
     def _mark_running(self, live: _Live, writer: AttemptWriter) -> None:
@@ -272,7 +291,12 @@ class SessionKeeper:
             self._obey()
             self._look_whether_they_run(idle)
             self._expire()
-        self._obey_snapshots()
+        with self._statements.connect() as connection:
+            asks = SessionKeepingRepository(connection).asks(self._node_id)
+        if asks.outputs:
+            self._obey_outputs()
+        if asks.snapshots:
+            self._obey_snapshots()
 
     def _obey(self) -> None:
         with self._statements.connect() as connection:
@@ -287,6 +311,21 @@ class SessionKeeper:
                 self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
             else:
                 self._begin(live, lambda live=live, wish=wish: self._switch(live, wish))  # type: ignore[misc]
+
+    def _obey_outputs(self) -> None:
+        """Read for those who wait for what an entrypoint wrote."""
+        for wanted in self._outputs.wanted():
+            with self._lock:
+                live = self._live.get(wanted.trial_id)
+            if live is None or live.is_paused or not live.entrypoint.argv:
+                self._outputs.refuse(wanted)
+                self._tell(wanted.trial_id)
+            elif not live.is_busy:
+                self._begin(live, lambda live=live, wanted=wanted: self._answer(live, wanted))  # type: ignore[misc]
+
+    def _answer(self, live: _Live, wanted: WantedOutput) -> None:
+        self._outputs.answer(wanted, live.entrypoint, live.runtime, live.handle)
+        self.wake()
 
     def _obey_snapshots(self) -> None:
         for order in self._snapshots.orders():
@@ -385,11 +424,13 @@ class SessionKeeper:
         state = live.runtime.state(live.handle)
         if state.phase in {"ended", "gone"} and not live.control.stop.is_set():
             self._end(live, _died(state.exit_code, state.message, is_gone=state.phase == "gone"))
+        elif state.phase == "running":
+            self._outputs.glance(live.claimed.trial_id, live.entrypoint, live.runtime, live.handle)
 
     def _end(self, live: _Live, end: _End | None) -> None:
         """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
         if end is not None and not live.control.disowned:
-            self._make_last_snapshots(live)
+            self._keep_what_stays(live)
         stats = SandboxStats()
         with suppress(RunFailure):
             stats = live.runtime.stats(live.handle)
@@ -408,12 +449,14 @@ class SessionKeeper:
             self._on_end(live.claimed)
             self._tell(live.claimed.trial_id)
 
-    def _make_last_snapshots(self, live: _Live) -> None:
-        """Keep the word given: a snapshot that was accepted before the end is made before the end."""
+    def _keep_what_stays(self, live: _Live) -> None:
+        """Keep the entrypoint's last words, and our own: snapshots that were accepted are made before the end."""
         try:
+            if not live.is_paused:
+                self._outputs.keep_last(live.claimed.trial_id, live.entrypoint, live.runtime, live.handle)
             self._snapshots.make_all(live.claimed.trial_id, live.runtime, live.handle)
         except Exception:
-            log.exception("last_snapshots_not_made", trial_id=str(live.claimed.trial_id))
+            log.exception("sandbox_leaves_less", trial_id=str(live.claimed.trial_id))
 
     def _write_end(
         self,
@@ -462,6 +505,10 @@ class SessionKeeper:
         )
         self._tell(claimed.trial_id)
         log.info("sandbox_ended", trial_id=str(claimed.trial_id), reason=end.reason)
+
+
+def _entrypoint_of(claimed: ClaimedAttempt) -> tuple[str, ...]:
+    return tuple(claimed.spec.get("entrypoint") or ())
 
 
 def _wanted_end(control: AttemptControl) -> _End | None:
@@ -519,5 +566,6 @@ _REASONS = {
     "node_disk_full": "DOCKER::SANDBOX_START_FAILED",
     "spec_invalid": "SANDBOX::INVALID_PARAMETER",
     "create_timeout": "SANDBOX_START_TIMEOUT",
+    "entrypoint_failed": "CONTAINER_EXITED_ERROR",
 }
 """What the wire calls failures of a start, by our code."""

@@ -12,7 +12,7 @@ from api.wire.schemas import CreateSandboxRequest, VolumeRequest
 from services.jobspec import Resources
 from services.live_sandboxes import NewSandbox
 from services.sandbox_errors import SnapshotMissingError, WireInvalidError, WireUnsupportedError
-from services.session_spec import IDLE_ENTRYPOINT, SessionSpec, Volume
+from services.session_spec import IDLE_ENTRYPOINT, IDLE_ENTRYPOINTS, SessionSpec, Volume
 
 __all__ = [
     "DEFAULT_RESOURCES",
@@ -70,7 +70,7 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
     spec = SessionSpec(
         image=request.image.uri if request.image else "",
         resources=parse_resources(request.resource_limits),
-        entrypoint=() if entrypoint == IDLE_ENTRYPOINT else entrypoint,
+        entrypoint=() if entrypoint in IDLE_ENTRYPOINTS else entrypoint,
         env=_environment(request.env or {}),
         volumes=_volumes(request.volumes or ()),
         oci_runtime=extensions.get(_OCI_KEY),

@@ -16,6 +16,7 @@ __all__ = [
     "ContainerRequest",
     "CreatePoolRequest",
     "CreateSandboxRequest",
+    "DiagnosticView",
     "EndpointView",
     "ImageRequest",
     "MetricsEventRequest",
@@ -346,6 +347,20 @@ class PoolListView(WireView):
     """All pools of a tenant."""
 
     items: list[PoolView]
+
+
+class DiagnosticView(WireView):
+    """Some text about a sandbox."""
+
+    sandbox_id: str
+    kind: str
+    scope: str
+    delivery: str
+    content_type: str
+    content: str
+    content_length: int
+    truncated: bool
+    warnings: list[str] | None = None
 
 
 class EndpointView(WireView):
