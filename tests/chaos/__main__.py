@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.chaos.campaign import run_campaign
 from tests.chaos.cells import LIVE_SLACK_SECONDS, Cell, all_cells, prepare, rotating_cells, run_cell
 from tests.chaos.harness import chaos_stack
+from tests.chaos.judge import left_behind
 from tests.support.images import docker_problem, ensure_images
 from tests.support.invariants import watched
 
@@ -24,7 +25,10 @@ def main() -> None:
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="run the cells whose name contains it")
     parser.add_argument(
-        "--runtimes", default="", metavar="NAMES", help="of the cells; default: what works here"
+        "--runtimes",
+        default="",
+        metavar="NAMES",
+        help="of the cells, default: what works here; of a campaign the first one, default: fake",
     )
     parser.add_argument("--seed", help="of the choice, and of the campaign; default: the date")
     parser.add_argument("--minutes", type=float, metavar="M", help="no cells, but M minutes of random faults")
@@ -34,7 +38,12 @@ def main() -> None:
         sys.exit(run_property())
     with tempfile.TemporaryDirectory(prefix="sandmill-chaos-") as home:
         if arguments.minutes is not None:
-            summary = run_campaign(Path(home) / "home", minutes=arguments.minutes, seed=arguments.seed)
+            (runtime, *_) = arguments.runtimes.split(",") if arguments.runtimes else ["fake"]
+            if runtime == "docker":
+                ensure_images()
+            summary = run_campaign(
+                Path(home) / "home", minutes=arguments.minutes, seed=arguments.seed, runtime=runtime
+            )
             print(json.dumps(summary, indent=2))
             sys.exit(int(bool(summary["problems"])))
         runtimes = arguments.runtimes.split(",") if arguments.runtimes else default_runtimes()
@@ -72,8 +81,11 @@ def run_cells(home: Path, cells: list[Cell], runtimes: list[str]) -> int:
                 print(f"{number}/{len(cells)} {mark} {cell} {time.monotonic() - began:.1f} s", flush=True)
                 for problem in problems:
                     print(f"    {problem}", flush=True)
+            left = left_behind(stack)
+            for problem in left:
+                print(f"    {problem}", flush=True)
     print(f"{len(cells) - failed} of {len(cells)} cells ended right", flush=True)
-    return int(failed > 0)
+    return int(failed > 0 or bool(left))
 
 
 def run_property() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import redis
@@ -18,9 +19,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from launcher.service import Service, wait_until_ready
-from tests.chaos.cells import LIVE_SLACK_SECONDS
+from tests.chaos.cells import IMAGES, LIVE_SLACK_SECONDS, script
 from tests.chaos.harness import LEASE_SECONDS, ChaosStack, Submitted, chaos_stack, wait_for
-from tests.chaos.judge import judge
+from tests.chaos.judge import judge, left_behind, untold
 from tests.support.invariants import InvariantWatch
 from tests.support.tcp_proxy import TcpProxy, tcp_proxy
 
@@ -34,11 +35,11 @@ SKEWS_SECONDS = (0.0, 0.0, 3600.0, -3600.0)
 DRAIN_SECONDS = 240.0
 
 
-def run_campaign(home: Path, *, minutes: float, seed: str | None) -> dict[str, Any]:
+def run_campaign(home: Path, *, minutes: float, seed: str | None, runtime: str = "fake") -> dict[str, Any]:
     """Run it; gives the summary. Faults stop after so many minutes, and draining takes up to four more."""
     seed = seed or datetime.now(UTC).isoformat()
-    with chaos_stack(home) as stack, _proxies(stack) as proxies:
-        return _Campaign(stack, proxies, random.Random(seed)).run(minutes, seed)
+    with chaos_stack(home, runtimes=(runtime,)) as stack, _proxies(stack) as proxies:
+        return _Campaign(stack, proxies, random.Random(seed), runtime=runtime).run(minutes, seed)
 
 
 @contextlib.contextmanager
@@ -62,10 +63,17 @@ class _Campaign:
     """One run."""
 
     def __init__(
-        self, stack: ChaosStack, proxies: Mapping[tuple[str, str], TcpProxy], rng: random.Random
+        self,
+        stack: ChaosStack,
+        proxies: Mapping[tuple[str, str], TcpProxy],
+        rng: random.Random,
+        *,
+        runtime: str,
     ) -> None:
-        self.stack, self.proxies, self.rng = stack, proxies, rng
+        self.stack, self.proxies, self.rng, self.runtime = stack, proxies, rng, runtime
         self.promised: list[Submitted] = []
+        self.owners: dict[UUID, str] = {}
+        self.cancelled: set[UUID] = set()
         self.faults: Counter[str] = Counter()
         self.restarts = 0
         self._timers: list[threading.Timer] = []
@@ -78,6 +86,8 @@ class _Campaign:
         for name in PROGRAMS:
             self.stack.start(name)
         self.stack.wait_ready()
+        for name in TENANTS:
+            self.stack.add_webhook(name, "batch.finished")
         watch = InvariantWatch(self.stack.database_url, slack_seconds=LIVE_SLACK_SECONDS)
         safety = InvariantWatch(self.stack.database_url)
         safety.start()
@@ -92,7 +102,9 @@ class _Campaign:
             time.sleep(0.05)
         drained = self._drain()
         safety.stop()
-        verdict = judge(self.stack, self.promised, allow_errors=True)
+        verdict = judge(self.stack, self.promised, allow_errors=True, cancelled=self.cancelled)
+        verdict.untold += untold(self.stack, self.promised)
+        verdict.left += left_behind(self.stack)
         found = [*safety.violations, *watch.ask()]
         for violation in found:
             kind = verdict.over_quota if violation.invariant.group in {"I4", "I5"} else verdict.broken
@@ -106,6 +118,7 @@ class _Campaign:
         return {
             "seed": seed,
             "minutes": minutes,
+            "runtime": self.runtime,
             "drained": drained,
             "faults": dict(sorted(self.faults.items())),
             "restarts": self.restarts,
@@ -121,6 +134,10 @@ class _Campaign:
             "overlaps": len(verdict.overlaps),
             "wrong": len(verdict.wrong),
             "broken": len(verdict.broken),
+            "untold": len(verdict.untold),
+            "left": len(verdict.left),
+            "cancelled_batches": len(self.cancelled),
+            "messages": len(self.stack.receiver.messages),
             "problems": verdict.problems[:20],
         }
 
@@ -149,19 +166,19 @@ class _Campaign:
             jobs.append(
                 {
                     "key": key,
-                    "image": "fake",
-                    "runtime": "fake",
-                    "steps": [{"name": "run", "run": f"work {seconds:.2f} {code}"}],
-                    "resources": {"cpu": 0.1, "memory_mb": 64},
+                    "image": IMAGES[self.runtime],
+                    "runtime": self.runtime,
+                    "steps": [{"name": "run", "run": script(self.runtime, round(seconds, 2), code)}],
+                    "resources": {"cpu": 0.1, "memory_mb": 128},
                     "trials": {"count": 5},
                     "retry": {"infra": {"max": 10, "backoff": {"initial": 0.1, "max": 0.5}}},
                 }
             )
         tenant = self.rng.choice(list(TENANTS))
         with contextlib.suppress(TimeoutError):
-            self.promised.append(
-                self.stack.submit({"jobs": jobs}, codes, tenant=tenant, patience_seconds=120.0)
-            )
+            submitted = self.stack.submit({"jobs": jobs}, codes, tenant=tenant, patience_seconds=120.0)
+            self.promised.append(submitted)
+            self.owners[submitted.batch_id] = tenant
 
     def _break_something(self) -> None:
         fault = self.rng.choice(
@@ -180,10 +197,14 @@ class _Campaign:
                 self._partition,
                 self._partition,
                 self._partition,
+                self._cancel,
+                self._cancel,
+                self._change_quota,
+                self._change_quota,
             )
         )
         name = fault.__name__.removeprefix("_")
-        with contextlib.suppress(psycopg.Error, redis.RedisError):
+        with contextlib.suppress(psycopg.Error, redis.RedisError, SQLAlchemyError):
             fault()
             self.faults[name] += 1
 
@@ -207,6 +228,28 @@ class _Campaign:
         self.stack.kill(name, signal.SIGSTOP)
         pid = self.stack.programs[name].pid
         self._later(self.rng.uniform(0.3, 2 * LEASE_SECONDS), lambda: self.stack.wake(pid))
+
+    def _cancel(self) -> None:
+        """Cancel a batch that has not ended, gracefully or by force; that is no fault, but goes on between them."""
+        open_batches = self.stack.rows(
+            "SELECT id FROM batches WHERE state <> 'finished' AND cancel_requested_at IS NULL"
+        )
+        known = sorted({row["id"] for row in open_batches} & self.owners.keys())
+        if not known:
+            return
+        batch_id = self.rng.choice(known)
+        # Asked for is enough: an answer may be lost.
+        self.cancelled.add(batch_id)
+        mode = self.rng.choice(("graceful", "force"))
+        self.stack.cancel(batch_id, tenant=self.owners[batch_id], mode=mode, patience_seconds=120.0)
+
+    def _change_quota(self) -> None:
+        """Raise or lower what a tenant may run, also below what it runs now."""
+        self.stack.rows(
+            "UPDATE tenants SET max_running = %(n)s WHERE name = %(name)s",
+            n=self.rng.randint(1, 7),
+            name=self.rng.choice(list(TENANTS)),
+        )
 
     def _flush_redis(self) -> None:
         with redis.Redis.from_url(self.stack.redis_url, socket_timeout=2) as client:

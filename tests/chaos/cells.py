@@ -9,12 +9,29 @@ from datetime import UTC, datetime
 from typing import Any
 
 from core.failpoints import POINTS
-from tests.chaos.harness import GRACE_SECONDS, LEASE_SECONDS, ChaosStack, Program, Submitted, wait_for
-from tests.chaos.judge import judge
+from tests.chaos.harness import (
+    GRACE_SECONDS,
+    LEASE_SECONDS,
+    WEBHOOK,
+    ChaosStack,
+    Program,
+    Submitted,
+    wait_for,
+)
+from tests.chaos.judge import judge, untold
 from tests.support.images import BUSYBOX_IMAGE
 from tests.support.invariants import InvariantWatch
 
-__all__ = ["Cell", "all_cells", "prepare", "rotating_cells", "run_cell"]
+__all__ = [
+    "IMAGES",
+    "LIVE_SLACK_SECONDS",
+    "Cell",
+    "all_cells",
+    "prepare",
+    "rotating_cells",
+    "run_cell",
+    "script",
+]
 
 ACTIONS = ("kill9", f"stop:{2 * LEASE_SECONDS:g}", "drop_connection", "raise")
 TENANT, QUOTA = "chaos", 6
@@ -29,6 +46,7 @@ _PROGRAMS = {
     "progress": "scheduler",
     "reap": "scheduler",
     "sweep": "scheduler",
+    "webhook": "scheduler",
 }
 _NTH = {
     "heartbeat.before": 4,
@@ -39,7 +57,7 @@ _NTH = {
 }
 """Calls to let pass, where the first comes before there is anything to break."""
 
-_IMAGES = {"fake": "fake", "local": "host", "docker": BUSYBOX_IMAGE}
+IMAGES = {"fake": "fake", "local": "host", "docker": BUSYBOX_IMAGE}
 
 _OFF_LIMITS = {
     # The signal of a stopped or killed process says nothing here: the request is answered by then.
@@ -75,17 +93,17 @@ def all_cells(runtimes: Sequence[str]) -> list[Cell]:
     """Every point with every action that makes sense there, on every runtime, with one scheduler and with two.
 
     What the API does depends on neither runtime nor scheduler, so it is tried with one of each; fan-out not on the
-    runtime, and it takes a thousand trials. Webhooks have their own tests, with a receiver; snapshots theirs, with live
+    runtime, and it takes a thousand trials; nor do webhooks. Snapshots have their own tests, with live
     sandboxes.
     """
     cells = []
     for point, action in itertools.product(sorted(POINTS), ACTIONS):
-        if (point, action) in _OFF_LIMITS or point.startswith(("webhook.", "snapshot.")):
+        if (point, action) in _OFF_LIMITS or point.startswith("snapshot."):
             continue
         if point.startswith("api."):
             cells.append(Cell(point, action, "fake", 1))
             continue
-        if point.startswith("fanout."):
+        if point.startswith(("fanout.", "webhook.")):
             cells += [Cell(point, action, "fake", count) for count in (1, 2)]
             continue
         cells += [Cell(point, action, runtime, count) for runtime in runtimes for count in (1, 2)]
@@ -104,6 +122,7 @@ def prepare(stack: ChaosStack) -> None:
     for name in ("api", "worker-a", "worker-b", "scheduler-1"):
         stack.start(name)
     stack.wait_ready()
+    stack.add_webhook(TENANT, "batch.finished")
 
 
 def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
@@ -119,7 +138,7 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
         _watch_it_end(stack, cell, submitted, armed.name)
     except TimeoutError as error:
         return [str(error), *judge(stack, [submitted]).problems]
-    problems = judge(stack, [submitted]).problems
+    problems = judge(stack, [submitted]).problems + untold(stack, [submitted])
     if "failpoint_reached" not in armed.said():
         problems.append(f"{cell.point} was never reached")
     return problems + [str(violation) for violation in watch.ask(live=False)]
@@ -128,22 +147,26 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
 def _submit_and_arm(stack: ChaosStack, cell: Cell) -> tuple[Submitted, Program]:
     if cell.program != "scheduler":
         armed = _arm(stack, cell)
-        return stack.submit(*work(cell), tenant=TENANT), armed
+        return stack.submit(*work(cell, url=stack.receiver.url()), tenant=TENANT), armed
     # Nothing is scheduled before the one that breaks is there.
     for each in {"scheduler-1", "scheduler-2"} & stack.programs.keys():
         stack.end(each)
-    submitted = stack.submit(*work(cell), tenant=TENANT)
+    submitted = stack.submit(*work(cell, url=stack.receiver.url()), tenant=TENANT)
     return submitted, _arm(stack, cell)
 
 
-def work(cell: Cell) -> tuple[dict[str, Any], dict[str, int]]:
-    """A batch of ten trials: short and long, passing and failing; and what leads to the point."""
+def work(cell: Cell, *, url: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """A batch of ten trials: short and long, passing and failing; and what leads to the point. url: of the receiver."""
     body, codes = _ten_trials(cell.runtime)
     if cell.point.startswith("fanout."):
         # More than are made with the batch itself.
         many = {"key": "many", "image": "fake", "runtime": "fake", "steps": [{"name": "run", "run": "true"}]}
         body["jobs"].append({**many, "resources": {"cpu": 0.1, "memory_mb": 64}, "trials": {"count": 1050}})
         codes["many"] = 0
+    if cell.point.startswith("webhook."):
+        # Of all its trials and of the batch; the other cells tell of the batch alone.
+        receiver = {"url": url, "secret_ref": WEBHOOK, "events": ["trial.finished", "batch.finished"]}
+        body["on_complete"] = {"webhook": receiver}
     if cell.point.startswith("progress.ruled"):
         body["stop_when"] = {"failed": 1000}
     return body, codes
@@ -158,9 +181,9 @@ def _ten_trials(runtime: str) -> tuple[dict[str, Any], dict[str, int]]:
         jobs.append(
             {
                 "key": key,
-                "image": _IMAGES[runtime],
+                "image": IMAGES[runtime],
                 "runtime": runtime,
-                "steps": [{"name": "run", "run": _script(runtime, seconds, code)}],
+                "steps": [{"name": "run", "run": script(runtime, seconds, code)}],
                 "resources": {"cpu": 0.1, "memory_mb": 128},
                 "trials": {"count": count},
                 "retry": {"infra": {"max": 10, "backoff": {"initial": 0.1, "max": 0.3}}},
@@ -169,7 +192,8 @@ def _ten_trials(runtime: str) -> tuple[dict[str, Any], dict[str, int]]:
     return {"jobs": jobs}, codes
 
 
-def _script(runtime: str, seconds: float, code: int) -> str:
+def script(runtime: str, seconds: float, code: int) -> str:
+    """What a trial runs: it says that it lives, for so long, and ends with the code."""
     if runtime == "fake":
         return f"work {seconds} {code}"
     return f"""

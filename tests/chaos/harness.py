@@ -1,5 +1,6 @@
 """A real stack, every process of which may be killed, stopped and cut off: servers, API, schedulers, two nodes."""
 
+import base64
 import contextlib
 import json
 import os
@@ -26,9 +27,10 @@ from launcher.ports import find_free_port
 from migrations.migrate import upgrade
 from services.tenants import create_api_key, ensure_tenant
 from tests.support.launching import REPOSITORY, launcher_environment
+from tests.support.receiver import Receiver
 from tests.support.services import THROWAWAY
 
-__all__ = ["LEASE_SECONDS", "ChaosStack", "Submitted", "chaos_stack", "wait_for"]
+__all__ = ["LEASE_SECONDS", "WEBHOOK", "ChaosStack", "Submitted", "chaos_stack", "wait_for"]
 
 LEASE_SECONDS, MARGIN_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS = 2.0, 0.5, 0.3, 0.3
 
@@ -44,7 +46,12 @@ SETTINGS = {
     "SANDMILL_WORKER_MEMORY_BYTES": str(64 << 30),
     "SANDMILL_RUNTIME": "fake",
     "SANDMILL_LOG_LEVEL": "info",
+    "SANDMILL_SECRET_KEY": base64.b64encode(bytes(range(32))).decode(),
+    "SANDMILL_WEBHOOK_ALLOWED_NETWORKS": '["127.0.0.0/8"]',
+    # A message whose sender died is due again half a minute after that.
+    "SANDMILL_WEBHOOK_TIMEOUT_SECONDS": "1",
 }
+WEBHOOK = "chaos"
 ORPHAN_SECONDS = LEASE_SECONDS - MARGIN_SECONDS - HEARTBEAT_SECONDS
 
 
@@ -67,12 +74,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What the client knows: the key under which it asked, and the batch it was promised. exit_codes: by job key."""
+    """What the client knows: the key under which it asked, and the batch it was promised. exit_codes: by job key.
+
+    is_told: a receiver was to hear of each of its trials.
+    """
 
     key: str
     batch_id: UUID
     exit_codes: Mapping[str, int]
     trials: int
+    is_told: bool = False
 
 
 class Nursery:
@@ -122,6 +133,8 @@ class Nursery:
             if "ended" in message:
                 self.ended[message["ended"]] = message["status"]
             else:
+                # The number of one that ended long ago, and is now given out again. Here, since messages are in order.
+                self.ended.pop(message.get("pid", 0), None)
                 self._replies.put(message)
 
 
@@ -144,6 +157,7 @@ class ChaosStack:
         self._nursery = nursery
         self.engine: Engine = create_engine(to_driver_url(services.database_url), poolclass=NullPool)
         self.keys: dict[str, str] = {}
+        self.receiver = Receiver()
         # Against the machine, not against a program that is slow to answer.
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.api_port}", timeout=10.0)
 
@@ -159,6 +173,12 @@ class ChaosStack:
                 )
         engine.dispose()
         return tenant
+
+    def add_webhook(self, tenant: str, *events: str) -> None:
+        """Let the receiver hear of these events; its secret is there for batches with a receiver of their own."""
+        body = {"name": WEBHOOK, "url": self.receiver.url(), "events": list(events)}
+        headers = {"Authorization": f"Bearer {self.keys[tenant]}"}
+        self.client.post("/v1/webhooks", json=body, headers=headers).raise_for_status()
 
     def start(self, name: str, *, armed: str = "") -> Program:
         """Start `api`, `scheduler-N` or `worker-X`. armed: what SANDMILL_FAILPOINTS says."""
@@ -265,9 +285,27 @@ class ChaosStack:
                 answer = self.client.post("/v1/batches", json={**body, "name": key}, headers=headers)
                 if answer.status_code in {200, 202}:
                     trials = sum(job["trials"]["count"] for job in body["jobs"])
-                    return Submitted(key, UUID(answer.json()["id"]), exit_codes, trials)
+                    batch_id = UUID(answer.json()["id"])
+                    return Submitted(key, batch_id, exit_codes, trials, is_told="on_complete" in body)
                 assert answer.status_code >= 500 or answer.status_code == 429, answer.text
             assert time.monotonic() < deadline, "the API took no batch"
+            self.keep_up()
+            time.sleep(0.05)
+
+    def cancel(self, batch_id: UUID, *, tenant: str, mode: str, patience_seconds: float = 60.0) -> None:
+        """Cancel a batch, asking until it is answered."""
+        headers, deadline = (
+            {"Authorization": f"Bearer {self.keys[tenant]}"},
+            time.monotonic() + patience_seconds,
+        )
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                path = f"/v1/batches/{batch_id}/cancel"
+                answer = self.client.post(path, json={"mode": mode}, headers=headers)
+                if answer.status_code == 200:
+                    return
+                assert answer.status_code >= 500, answer.text
+            assert time.monotonic() < deadline, "the API took no cancel"
             self.keep_up()
             time.sleep(0.05)
 
@@ -288,6 +326,7 @@ def chaos_stack(home: Path, *, runtimes: tuple[str, ...] = ("fake",)) -> Iterato
         upgrade(services.database_url)
         stack = ChaosStack(home, services, nursery, runtimes=runtimes)
         held.callback(stack.client.close)
+        held.enter_context(stack.receiver)
         try:
             yield stack
         finally:

@@ -13,6 +13,7 @@ import scheduler.__main__
 import scheduler.process
 import workers.__main__
 import workers.process
+from core.config import Settings
 from repositories.dispatch import Bell
 from runtimes.base import Runtime
 from scheduler.bells import CeleryBellRinger
@@ -53,14 +54,15 @@ def run_scheduler(chaos: dict[str, Any]) -> None:
 def run_worker(chaos: dict[str, Any]) -> None:
     """chaos: exec_log (file), orphan_seconds, skew_seconds."""
     shift_clock(chaos.get("skew_seconds", 0.0))
-    build = workers.process.build_runtime
+    build = workers.process.node_runtimes
 
-    def build_runtime(name: str, *arguments: Any, **options: Any) -> Runtime:
-        if name != "fake":
-            return build(name, *arguments, **options)
-        return ExecLogRuntime(chaos["exec_log"], orphan_seconds=chaos["orphan_seconds"])
+    def node_runtimes(settings: Settings) -> dict[str, Runtime]:
+        runtimes = build(settings)
+        if "fake" in runtimes:
+            runtimes["fake"] = ExecLogRuntime(chaos["exec_log"], orphan_seconds=chaos["orphan_seconds"])
+        return runtimes
 
-    workers.process.build_runtime = build_runtime
+    workers.process.node_runtimes = node_runtimes
     workers.__main__.main()
 
 

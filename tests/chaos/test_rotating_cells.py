@@ -6,6 +6,7 @@ import pytest
 
 from tests.chaos.cells import LIVE_SLACK_SECONDS, prepare, rotating_cells, run_cell
 from tests.chaos.harness import chaos_stack
+from tests.chaos.judge import left_behind
 from tests.support.invariants import watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -22,4 +23,6 @@ def test_ten_cells_of_today_end_right(tmp_path):
                 problems = run_cell(stack, cell, watch)
                 if problems:
                     found[str(cell)] = problems
+            left = left_behind(stack)
     assert found == {}
+    assert left == []
