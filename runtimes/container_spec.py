@@ -18,6 +18,7 @@ from runtimes.bundle import (
 )
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
 from runtimes.oci_runtimes import DEFAULT_FAMILY, OciFamily
+from runtimes.raw_engine import LABEL_PREFIX
 
 __all__ = [
     "DISK_LABEL",
@@ -43,7 +44,6 @@ DISK_LABEL = "sandmill.disk-bytes"
 VOLUMES_LABEL = "sandmill.volumes"
 """Names of the volumes that go with the container, with commas between."""
 
-_LABEL_PREFIX = "sandmill.label."
 _USER_NAME = "sandbox"
 _PERIOD_US = 100_000
 _FIRST_USER = 1_879_048_192
@@ -154,7 +154,7 @@ def container_settings(
             *_environment(spec, image, rules, changes_user=not spec.is_writable and image.user is None),
             f"{TOKEN_VARIABLE}={token}",
         ],
-        "Labels": {**labels, **{_LABEL_PREFIX + key: value for key, value in spec.labels.items()}},
+        "Labels": {**labels, **{LABEL_PREFIX + key: value for key, value in spec.labels.items()}},
         # Then runc sets up the loopback device, which is quicker than the engine; others leave it down.
         "NetworkDisabled": rules.network == "none" and rules.family.shares_kernel,
         "Healthcheck": {"Test": ["NONE"]},
@@ -226,9 +226,7 @@ def own_user(name: str, *, is_remapped: bool = False) -> tuple[int, int]:
 def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Give back the sandbox's labels from the container's."""
     return {
-        key.removeprefix(_LABEL_PREFIX): value
-        for key, value in labels.items()
-        if key.startswith(_LABEL_PREFIX)
+        key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)
     }
 
 

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["RawEngine", "engine_socket"]
+__all__ = ["LABEL_PREFIX", "RawEngine", "engine_socket"]
+
+LABEL_PREFIX = "sandmill.label."
+"""Of a container's labels that are its sandbox's. Here, since the watchdog imports little."""
 
 _TIMEOUT_SECONDS = 10.0
 _THREADS = 8
@@ -28,9 +31,9 @@ class RawEngine:
         """socket_path: of the engine, on this host."""
         self._path = socket_path
 
-    def labelled(self, label: str) -> list[str]:
-        """Give the ids of all containers, running or not, with a label: `NAME=VALUE`. Raises OSError."""
-        filters = quote(json.dumps({"label": [label]}))
+    def labelled(self, name: str, value: str) -> list[str]:
+        """Give the ids of all containers, running or not, whose sandbox has this label. Raises OSError."""
+        filters = quote(json.dumps({"label": [f"{LABEL_PREFIX}{name}={value}"]}))
         status, body = self._call("GET", f"/containers/json?all=1&filters={filters}")
         if status != 200:
             raise OSError(f"the engine answered {status}")

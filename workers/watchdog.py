@@ -108,7 +108,7 @@ class Watchdog:
     def _end_docker(self, socket_path: str) -> int:
         engine = RawEngine(socket_path)
         try:
-            names = engine.labelled(f"sandmill.node={self._facts.node}")
+            names = engine.labelled("sandmill.node", self._facts.node)
         except OSError as error:
             _say(f"the engine does not answer: {error}")
             return 1

@@ -161,7 +161,7 @@ def _sandboxes_left(stack: ChaosStack) -> list[str]:
             left += [f"left: local sandbox {name} on {home.name}" for name in names if name not in live]
     if "docker" in stack.runtimes:
         for row in stack.rows("SELECT id FROM nodes"):
-            names = RawEngine(engine_socket()).labelled(f"sandmill.node={row['id']}")
+            names = RawEngine(engine_socket() or "").labelled("sandmill.node", str(row["id"]))
             left += [f"left: container {name} of node {row['id']}" for name in names]
     return left
 

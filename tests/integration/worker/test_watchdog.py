@@ -8,10 +8,12 @@ import pytest
 
 from runtimes.local.records import Records
 from runtimes.processes import ProcessRef
+from runtimes.raw_engine import RawEngine, engine_socket
 from runtimes.registry import local_state
 from services.jobspec import Step
 from services.reaping import Reaper
 from tests.integration.worker.test_adoption import Node, holders_of, make_node  # noqa: F401 -- a fixture
+from tests.support.images import docker_problem, ensure_images
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -93,3 +95,31 @@ def test_watchdog_that_was_killed_is_started_again(node: Node):
     assert b"PASS" not in Path(f"/proc/{watchdog_of(node)[0]}/environ").read_bytes()
     node.nursery.end(worker, signal.SIGINT)
     assert watchdog_of(node) == []
+
+
+@pytest.mark.docker
+def test_containers_of_a_stopped_worker_are_gone_before_its_trials_go_elsewhere(make_node):  # noqa: F811
+    problem = docker_problem()
+    if problem:
+        if os.environ.get("CI") == "true":
+            pytest.fail(problem)
+        pytest.skip(problem)
+    ensure_images()
+    times = {"lease_seconds": "8", "lease_margin_seconds": "4", "heartbeat_seconds": "0.3"}
+    with make_node(runtime="docker", **times) as node:
+        node.reaper = Reaper(node.world.engine, lease_grace_seconds=1.0)
+        worker = node.start()
+        trial = node.submit(steps=STEPS, inputs=())
+        node.until(lambda: node.log(trial, "run") == b"begun\n")
+        (row,) = node.world.execute("SELECT id FROM nodes")
+
+        def containers() -> list[str]:
+            return RawEngine(engine_socket()).labelled("sandmill.node", str(row["id"]))
+
+        assert len(containers()) == 1
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            node.until(lambda: node.reaper.reap() == 1)
+            assert containers() == []
+        finally:
+            clean_up(node, worker)
