@@ -89,14 +89,18 @@ class NodeImages:
             raise ImageNotFoundError(f"{error}; besides there is {HOST_IMAGE!r}") from error
         return Base(root_of_image(image), image)
 
-    def lease(self, base: Base, holder: str) -> None:
-        """Keep the layers of the image while a sandbox, or snapshot, stands on them."""
+    def lease(self, base: Base, sandbox: str) -> None:
+        """Keep what a sandbox stands on: the layers of its image, and those of snapshots. Raises ImageNotFoundError."""
         if base.image is not None:
-            self.store.lease(base.image, holder)
+            self.store.lease(base.image, sandbox)
+        snapshots = self._snapshots.names_in([layer for layer, _ in base.written_layers])
+        if snapshots:
+            self._snapshots.lease(snapshots, sandbox)
 
-    def release(self, holder: str) -> None:
+    def release(self, sandbox: str) -> None:
         """Give a lease back. Idempotent."""
-        self.store.release(holder)
+        self.store.release(sandbox)
+        self._snapshots.release(sandbox)
 
     def save_snapshot(self, name: str, base: Base, layers: Sequence[tuple[Path, int]]) -> None:
         """Copy what was written, top first, each layer with the id on disk that is user 0; see `Snapshots.save`."""
@@ -105,8 +109,8 @@ class NodeImages:
         below = root.layers[base.written :]
         record = SnapshotRecord(image, below, root.config, root.uid, root.gid, root.home)
         with self._snapshots.held(name):
-            if name not in self._snapshots.list():
-                self.lease(base, _holder(name))
+            if name not in self._snapshots.list() and base.image is not None:
+                self.store.lease(base.image, _holder(name))
             try:
                 self._snapshots.save(name, record, layers, as_root=self._as_root)
             finally:
@@ -124,7 +128,7 @@ class NodeImages:
 
     def _release_unless_kept(self, name: str) -> None:
         if name not in self._snapshots.list():
-            self.release(_holder(name))
+            self.store.release(_holder(name))
 
     def sweep(self, sandboxes: Collection[str]) -> None:
         """Delete what those left who died while they made or removed a snapshot.
@@ -132,7 +136,7 @@ class NodeImages:
         Gives back the leases of all but these sandboxes and of snapshots there are, or are being made, and frees what
         nothing uses.
         """
-        self._snapshots.sweep()
+        self._snapshots.sweep(sandboxes)
         # In this order: a snapshot that is being made is there before its maker lets go of it.
         holders = self.store.holders()
         under_way = {holder for holder in holders if self._is_under_way(holder)}

@@ -1,14 +1,15 @@
 """Kept copies of what sandboxes wrote, to start others from.
 
 A snapshot is a folder with one layer or more, and a description. Its files have the owners of the image, so that any
-sandbox can be started from it, whatever host users it has.
+sandbox can be started from it, whatever host users it has. Sandboxes that run from it have its layers mounted, and what
+is made of them copies these by their path: so the folder of a removed one stays until the last of them is gone.
 """
 
 import errno
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,13 @@ SNAPSHOT_PREFIX: Final = "snapshot:"
 """`snapshot:NAME` in the place of an image starts a sandbox from a snapshot."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+_USERS: Final = ".users"
+"""Folder with a file for each sandbox that stands on snapshots: their names, a line each."""
+
+_RECORD: Final = "snapshot.json"
+_REMOVED: Final = "removed.json"
+"""What the record is called once the snapshot is removed, but in use."""
+
 _LEFTOVER: Final = re.compile(rf"\.({_NAME.pattern})\.(?:draft|gone)")
 
 
@@ -87,7 +95,7 @@ class Snapshots:
                 copy_layer(
                     layer, draft / str(number), first_id=owner if as_root else None, is_lowest=is_lowest
                 )
-            (draft / "snapshot.json").write_text(json.dumps(_to_json(record)))
+            (draft / _RECORD).write_text(json.dumps(_to_json(record)))
             draft.rename(target)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -101,7 +109,7 @@ class Snapshots:
         """Give a snapshot and its own layers, top first. Raises ImageNotFoundError that says what there is."""
         target = self._path(name)
         try:
-            record = _from_json(json.loads((target / "snapshot.json").read_text()))
+            record = _from_json(json.loads((target / _RECORD).read_text()))
         except FileNotFoundError as error:
             known = ", ".join(self.list()[:20]) or "none"
             raise ImageNotFoundError(f"no snapshot {name!r}; there are: {known}") from error
@@ -110,7 +118,7 @@ class Snapshots:
 
     def list(self) -> list[str]:
         """All names."""
-        return sorted(path.parent.name for path in self._folder.glob("[!.]*/snapshot.json"))
+        return sorted(path.parent.name for path in self._folder.glob(f"[!.]*/{_RECORD}"))
 
     def size_bytes(self, name: str) -> int | None:
         """Room that its own layers take on the disk; None if there is none of this name."""
@@ -118,8 +126,56 @@ class Snapshots:
             return tree_bytes(self._path(name))
         return None
 
+    def names_in(self, layers: Sequence[str]) -> Sequence[str]:
+        """Names of the snapshots that these layers are of."""
+        folder = f"{self._folder}/"
+        names = {layer.removeprefix(folder).partition("/")[0] for layer in layers if layer.startswith(folder)}
+        return sorted(names)
+
+    def lease(self, names: Sequence[str], sandbox: str) -> None:
+        """Keep the layers of these while a sandbox stands on them. Raises ImageNotFoundError if one is gone."""
+        users = self._folder / _USERS
+        users.mkdir(mode=0o700, exist_ok=True)
+        with ExitStack() as holding:
+            for name in names:
+                holding.enter_context(self.held(name))
+            (users / sandbox).write_text("\n".join(names))
+            gone = [name for name in names if not self._path(name).is_dir()]
+            if gone:
+                (users / sandbox).unlink()
+                raise ImageNotFoundError(f"the snapshot {gone[0]!r} was removed")
+
+    def release(self, sandbox: str) -> None:
+        """Give a lease back, and delete what was removed meanwhile and nobody uses any more. Idempotent."""
+        lease = self._folder / _USERS / sandbox
+        try:
+            names = lease.read_text().split()
+        except FileNotFoundError:
+            return
+        lease.unlink(missing_ok=True)
+        for name in names:
+            with self.held(name):
+                if (self._path(name) / _REMOVED).exists() and name not in self._used():
+                    self._delete(name)
+
     def remove(self, name: str) -> None:
         """Delete a snapshot; sandboxes that run from it go on. Idempotent. The caller holds it. Raises DaemonError."""
+        target = self._path(name)
+        if name not in self._used():
+            self._delete(name)
+            return
+        with suppress(FileNotFoundError):
+            (target / _RECORD).rename(target / _REMOVED)
+
+    def _used(self) -> set[str]:
+        """Names of those that sandboxes stand on."""
+        used: set[str] = set()
+        for lease in (self._folder / _USERS).glob("*"):
+            with suppress(FileNotFoundError):
+                used.update(lease.read_text().split())
+        return used
+
+    def _delete(self, name: str) -> None:
         gone = self._folder / f".{name}.gone"
         try:
             remove_tree(gone)
@@ -129,8 +185,14 @@ class Snapshots:
         except OSError as error:
             raise DaemonError(f"the snapshot {name} could not be removed: {error}") from error
 
-    def sweep(self) -> None:
-        """Delete what those left who died while they made or removed a snapshot."""
+    def sweep(self, sandboxes: Collection[str]) -> None:
+        """Delete what those left who died while they made or removed a snapshot, and give back all other leases.
+
+        sandboxes: those there are.
+        """
+        for lease in list((self._folder / _USERS).glob("*")):
+            if lease.name not in sandboxes:
+                self.release(lease.name)
         with suppress(FileNotFoundError):
             for path in list(self._folder.iterdir()):
                 if path.name.startswith(".") and path.name.endswith(".lock"):

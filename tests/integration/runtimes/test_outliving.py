@@ -210,6 +210,52 @@ def test_fork_of_what_was_found_outlives_once_more(adopted, tmp_path, runtime_fo
     third_runtime.close()
 
 
+@pytest.mark.skipif(not is_root(), reason="snapshots of local sandboxes need root")
+def test_files_of_a_removed_snapshot_stay_as_long_as_a_sandbox_stands_on_them(
+    adopted, tmp_path, runtime_folder
+):
+    runtime, handle = adopted
+    write(runtime, handle, b"kept")
+    runtime.snapshot(handle, "one")
+    users = [start(runtime, "one"), start(runtime, "one")]
+    folder = tmp_path / "state" / "snapshots" / "one"
+    runtime.remove_snapshot("one")
+    assert (runtime.snapshots(), folder.is_dir()) == ([], True)
+    successor = next_runtime(tmp_path, runtime_folder)
+    # It has not started them, and takes none of them for gone.
+    assert read(successor, start_fork(successor, users)) == b"kept"
+    assert folder.is_dir()
+    for each in successor.list():
+        assert folder.is_dir() or each.name == handle.name
+        successor.remove(each)
+    assert not folder.exists()
+    successor.close()
+
+
+def start_fork(runtime, users: list):
+    """Fork the first, which then stands on the snapshot a second time; gives the fork."""
+    users[0], fork = runtime.fork(users[0], make_spec(name="sm-fork"), timeout_seconds=START_SECONDS)
+    return fork
+
+
+@pytest.mark.skipif(not is_root(), reason="snapshots of local sandboxes need root")
+def test_lease_of_a_sandbox_that_is_gone_holds_no_snapshot(adopted, tmp_path, runtime_folder):
+    runtime, handle = adopted
+    runtime.snapshot(handle, "one")
+    (tmp_path / "state" / "snapshots" / ".users").mkdir(exist_ok=True)
+    (tmp_path / "state" / "snapshots" / ".users" / "sm-gone").write_text("one")
+    runtime.remove_snapshot("one")
+    assert (tmp_path / "state" / "snapshots" / "one").is_dir()
+    successor = next_runtime(tmp_path, runtime_folder)
+    successor.remove(start_host(successor))
+    assert not (tmp_path / "state" / "snapshots" / "one").exists()
+    successor.close()
+
+
+def start_host(runtime):
+    return runtime.create(make_spec(image="host"), timeout_seconds=START_SECONDS)
+
+
 def parent_of(process: ProcessRef) -> ProcessRef:
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return ProcessRef.of(int(fields[1]))
