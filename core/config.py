@@ -337,6 +337,16 @@ class Settings(BaseSettings):
         examples=["datasets-*"],
         description="Volumes of the engine, not made by sandboxes, that they may use: a JSON list of patterns.",
     )
+    docker_user: int | None = Field(
+        default=None,
+        ge=1,
+        le=2_000_000_000,
+        examples=[70000],
+        description="User of all sealed sandboxes. Default: another one for each.",
+    )
+    docker_writable_root: bool = Field(
+        default=False, description="Let the root file system be written also where a sandbox did not ask."
+    )
     docker_parallel_creates: int | None = Field(
         default=None,
         ge=1,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "KEPT_CAPABILITIES",
     "ORIGINAL_KEYS",
     "REFUSED_VARIABLES",
     "USELESS_VARIABLES",
@@ -66,6 +67,10 @@ _NOTHING = Derived({})
 _OCI_RUNTIMES = {"gvisor": "runsc", "kata": "kata-runtime"}
 """Names under which their packages enter themselves in the engine's list."""
 
+KEPT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
+"""Of the `docker` runtime's writable sandboxes, which core does not know; a test compares the two."""
+
+_CAPABILITIES = f"all capabilities are dropped, in writable sandboxes all but {', '.join(KEPT_CAPABILITIES)}"
 _KUBERNETES = "there is no Kubernetes runtime; sandboxes run on the nodes of this installation"
 _STORE = "everything is kept in Postgres, in a database of its own: set [node] database_url"
 _EGRESS = "sandboxes have no way out of their network, so there is none to filter"
@@ -127,6 +132,15 @@ def _choose_seccomp(value: Any, _file: Mapping[str, Any]) -> Ignored | Refused:
     )
 
 
+def _choose_capabilities(value: Any, _file: Mapping[str, Any]) -> Ignored | Refused:
+    names = [str(name).upper().removeprefix("CAP_") for name in value] if isinstance(value, list) else []
+    if {"ALL", *KEPT_CAPABILITIES} & set(names):
+        return Refused(
+            f"writable sandboxes keep {', '.join(KEPT_CAPABILITIES)} and no more: leave those out of it"
+        )
+    return Ignored(_CAPABILITIES)
+
+
 def _only_when(switch: str, why: str) -> Chosen:
     """Ignore a key, and say so only when what it belongs to is on."""
 
@@ -172,7 +186,9 @@ ORIGINAL_KEYS: Mapping[str, Rule] = {
     "docker.host_ip": Mapped("ingress_address"),
     "docker.publish_host": Mapped("ingress_host"),
     **_all("docker", "port_range_min port_range_max", Ignored(_PORTS)),
-    "docker.drop_capabilities": Ignored("all capabilities are dropped"),
+    "docker.drop_capabilities": Chosen(
+        _choose_capabilities, f"no effect: {_CAPABILITIES}; one that is kept stops the start"
+    ),
     "docker.no_new_privileges": Ignored("no process in a sandbox ever gains privileges", harmless=(True,)),
     "docker.apparmor_profile": Refused(
         "containers have the engine's own profile: remove it", harmless=("", "docker-default")

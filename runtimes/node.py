@@ -4,7 +4,6 @@ from typing import Any
 
 from core.config import Settings
 from runtimes.base import Runtime
-from runtimes.docker import DockerConfig
 from runtimes.registry import build_runtime
 
 __all__ = ["docker_options", "node_runtimes"]
@@ -20,13 +19,9 @@ def node_runtimes(settings: Settings) -> dict[str, Runtime]:
 
 
 def docker_options(settings: Settings) -> dict[str, Any]:
-    """Give what the settings say about the `docker` runtime, by the names of its config.
-
-    What that config does not know is left out as long as it has its default; else building the runtime fails.
-    """
+    """Give what the settings say about the `docker` runtime, by the names of its config."""
     return {
-        config_name: getattr(settings, name)
-        for name, field in Settings.model_fields.items()
-        if (config_name := name.removeprefix("docker_")) != name
-        and (config_name in DockerConfig.model_fields or getattr(settings, name) != field.default)
+        name.removeprefix("docker_"): getattr(settings, name)
+        for name in Settings.model_fields
+        if name.startswith("docker_")
     }

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_told_with_line_key_and_what_it_may_be(write, text, lin
 def test_an_unknown_key_that_is_like_none_is_told_with_those_of_its_section(write):
     assert refusal(write("[docker]\nzzzqqq = 1")).endswith(
         "[docker] may have pull, pids_limit, oci_runtime, allowed_host_paths, allowed_volumes, "
-        "parallel_creates, sandbox_env"
+        "user, writable_root, parallel_creates, sandbox_env"
     )
 
 

@@ -10,7 +10,8 @@ from core.config_file import FileSettings, read_config_file
 from core.config_sections import FIELDS
 from core.environment import read_settings
 from core.errors import SettingError
-from core.original_config import ORIGINAL_KEYS, Chosen, Ignored, Mapped, Refused
+from core.original_config import KEPT_CAPABILITIES, ORIGINAL_KEYS, Chosen, Ignored, Mapped, Refused
+from runtimes.container_spec import ContainerRules
 
 Read = Callable[[str], FileSettings]
 
@@ -87,7 +88,7 @@ WITHOUT_EFFECT = [
     (
         '[docker]\ndrop_capabilities = ["MKNOD"]',
         "[docker] drop_capabilities is",
-        "all capabilities are dropped",
+        "all but CHOWN, DAC_OVERRIDE",
     ),
     ("[docker]\nno_new_privileges = false", "[docker] no_new_privileges is", "ever gains privileges"),
     ('[docker]\nseccomp_profile = "unconfined"', "[docker] seccomp_profile is", "always holds"),
@@ -150,6 +151,12 @@ REFUSED = [
         "not signed",
     ),
     ('[runtime]\ntype = "kubernetes"', "[runtime] type", "set it to docker or local"),
+    (
+        '[docker]\ndrop_capabilities = ["MKNOD", "cap_setuid"]',
+        "[docker] drop_capabilities",
+        "leave those out",
+    ),
+    ('[docker]\ndrop_capabilities = ["ALL"]', "[docker] drop_capabilities", "writable sandboxes keep CHOWN"),
     ('[docker]\napparmor_profile = "mine"', "[docker] apparmor_profile", "remove it"),
     (
         '[docker]\nseccomp_profile = "/etc/mine.json"',
@@ -233,6 +240,10 @@ def test_every_key_of_the_table_is_tried():
     text = "\n".join(cases)
     tried = {id(rule) for key, rule in ORIGINAL_KEYS.items() if key.rpartition(".")[2] in text}
     assert [key for key, rule in ORIGINAL_KEYS.items() if id(rule) not in tried] == []
+
+
+def test_what_sandboxes_keep_is_what_the_runtime_says():
+    assert ContainerRules(seccomp="{}").root_capabilities == KEPT_CAPABILITIES
 
 
 def test_no_key_of_the_table_is_one_of_ours_and_each_goes_to_one_of_ours():

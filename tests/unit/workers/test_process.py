@@ -1,3 +1,4 @@
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -5,6 +6,7 @@ from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 
 from core.config import Settings
+from runtimes.docker import DockerConfig
 from runtimes.fake import FakeRuntime
 from runtimes.node import docker_options
 from workers import process
@@ -57,6 +59,14 @@ def test_settings_of_the_docker_runtime_reach_its_config():
     )
     options = docker_options(settings)
     assert (options["oci_runtime"], options["pull"]) == ("runsc", True)
+
+
+def test_every_setting_of_the_docker_runtime_is_one_of_its_config_and_the_other_way_round():
+    settings = Settings(database_url=SecretStr("postgresql://h/d"), redis_url=SecretStr("redis://h"))
+    # The engine is named by DOCKER_HOST, the folders follow from the home.
+    ours = set(DockerConfig.model_fields) - {"type", "base_url", "bundle_dir", "state_dir"}
+    assert set(docker_options(settings)) == ours
+    DockerConfig(bundle_dir=Path("/b"), state_dir=Path("/s"), **docker_options(settings))
 
 
 class WeakRuntime(FakeRuntime):
