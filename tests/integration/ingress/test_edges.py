@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from core.errors import ExecdUnreachableError
+from ingress.limits import Limits
 from tests.support.backends import answer_with, read_head, scripted_backend
-from tests.support.ingress import read_all, read_until, status_of
+from tests.support.execd import wait_for
+from tests.support.ingress import read_all, read_until, running_ingress, status_of
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 RESET = b"\1\0\0\0\0\0\0\0"
@@ -89,3 +91,26 @@ def test_a_crowd_at_a_port_that_takes_nobody_leaves_others_alone(ingress):
     for client in clients:
         assert status_of(read_until(client, b"\r\n\r\n")) == 504
         client.close()
+
+
+def test_a_client_that_broke_off_holds_no_place_while_its_program_is_silent():
+    asked, release = threading.Event(), threading.Event()
+
+    def script(connection, backend):
+        read_head(connection)
+        asked.set()
+        release.wait(20)  # and does not look whether anybody is there
+
+    with running_ingress(limits=Limits(per_sandbox=1)) as ingress, scripted_backend(script) as backend:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            nobody = listener.getsockname()[1]
+        client = ingress.connect()
+        client.sendall(ingress.head(backend.port))
+        assert asked.wait(10)
+        assert status_of(ingress.ask(nobody)) == 503
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.close()
+        try:
+            wait_for(lambda: status_of(ingress.ask(nobody)) == 502)
+        finally:
+            release.set()
