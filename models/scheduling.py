@@ -2,13 +2,13 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Integer, PrimaryKeyConstraint, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Integer, PrimaryKeyConstraint, text
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base
 
-__all__ = ["BudgetPeriod", "Queue", "TenantSchedule"]
+__all__ = ["BudgetPeriod", "Queue", "QueueBound", "TenantSchedule"]
 
 _NOW = text("clock_timestamp()")
 _ZERO = text("0")
@@ -27,6 +27,16 @@ class TenantSchedule(Base):
     usage_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     tokens: Mapped[float | None] = mapped_column(DOUBLE_PRECISION)
     tokens_at: Mapped[datetime | None]
+
+
+class QueueBound(Base):
+    """How many trials of a tenant wait at most: what waited or ran when they were counted, and what came since."""
+
+    __tablename__ = "queue_bounds"
+    __table_args__ = ({"postgresql_with": {"fillfactor": 50}},)
+
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id"), primary_key=True, autoincrement=False)
+    at_most: Mapped[int] = mapped_column(BigInteger)
 
 
 class Queue(Base):

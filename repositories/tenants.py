@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from core.ids import new_id
+from models.states import LIVE_ATTEMPT_STATES, sql_list
 from repositories.base import SqlRepository
 
-__all__ = ["KeyRow", "TenantRepository"]
+__all__ = ["KeyRow", "QueueRoomRow", "TenantRepository"]
+
+_LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
 _ENSURE = """
 INSERT INTO tenants (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING
@@ -33,8 +36,26 @@ UPDATE api_keys SET revoked_at = clock_timestamp()
 WHERE id = %(id)s AND tenant_id = %(tenant_id)s AND revoked_at IS NULL
 """
 
-_QUEUE_ROOM = """
-SELECT t.max_queued - (
+# What runs may come back to wait, so it counts as well: then only submissions make it more.
+_FITS_SURELY = """
+UPDATE queue_bounds b SET at_most = b.at_most + %(trials)s
+FROM tenants t WHERE t.id = %(tenant_id)s AND b.tenant_id = t.id AND b.at_most + %(trials)s <= t.max_queued
+RETURNING b.at_most
+"""
+
+_MAY_FIT_SURELY = """
+SELECT 1 FROM queue_bounds b JOIN tenants t ON t.id = b.tenant_id
+WHERE t.id = %(tenant_id)s AND b.at_most + %(trials)s <= t.max_queued
+"""
+
+_SET_BOUND = """
+INSERT INTO queue_bounds (tenant_id, at_most) VALUES (%(tenant_id)s, %(at_most)s)
+ON CONFLICT (tenant_id) DO UPDATE SET at_most = excluded.at_most
+"""
+
+_QUEUE_ROOM = f"""
+SELECT t.max_queued, (SELECT count(*) FROM attempts a WHERE a.tenant_id = t.id AND a.{_LIVE}) AS running,
+ t.max_queued - (
   SELECT count(*) FROM (
     SELECT 1 FROM trials
     WHERE tenant_id + 0 = t.id AND state IN ('blocked', 'paused', 'queued', 'retry_wait')
@@ -49,6 +70,15 @@ FROM tenants t WHERE t.id = %(tenant_id)s
 
 # Not the tenant's row: changes of its limits, and its references, have to wait for nobody.
 _LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended('sandmill.queue', %(tenant_id)s))"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRoomRow:
+    """room: how many more may wait; negative: too many do. running: attempts whose trials may come back to wait."""
+
+    max_queued: int
+    running: int
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +131,22 @@ class TenantRepository(SqlRepository):
         """End a key. False: there is no such live key of this tenant."""
         return self._count(_REVOKE, {"id": key_id, "tenant_id": tenant_id}) == 1
 
-    def queue_room(self, tenant_id: int) -> int:
-        """How many more trials of this tenant may wait, for whatever reason; negative if too many do."""
+    def queue_room(self, tenant_id: int) -> QueueRoomRow:
+        """Count how many more trials of this tenant may wait, for whatever reason: walks through all that do."""
         row = self._row(_QUEUE_ROOM, {"tenant_id": tenant_id})
-        return 0 if row is None else int(row["room"])
+        return QueueRoomRow(0, 0, 0) if row is None else QueueRoomRow(**row)
+
+    def fit_surely(self, tenant_id: int, trials: int) -> bool:
+        """Say whether so many more certainly fit, without counting what waits."""
+        return self._row(_MAY_FIT_SURELY, {"tenant_id": tenant_id, "trials": trials}) is not None
+
+    def add_to_bound(self, tenant_id: int, trials: int) -> bool:
+        """Note so many more if they certainly fit. Needs the lock of the queue."""
+        return self._row(_FITS_SURELY, {"tenant_id": tenant_id, "trials": trials}) is not None
+
+    def set_bound(self, tenant_id: int, at_most: int) -> None:
+        """Note how many wait at most. Needs the lock of the queue, from before they were counted."""
+        self._count(_SET_BOUND, {"tenant_id": tenant_id, "at_most": at_most})
 
     def lock_queue(self, tenant_id: int) -> None:
         """Let nobody else count this tenant's queue until the end of the transaction."""
