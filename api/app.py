@@ -42,6 +42,7 @@ from api.wire import diagnostics as wire_diagnostics
 from api.wire import pools as wire_pools
 from api.wire import sandboxes as wire_sandboxes
 from api.wire import snapshots as wire_snapshots
+from api.wire import templates as wire_templates
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
@@ -138,7 +139,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         health,
     ):
         app.include_router(part.router)
-    for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_diagnostics, wire_pools):
+    for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_diagnostics, wire_pools, wire_templates):
         for prefix in ("/v1", ""):
             app.include_router(wire.router, prefix=prefix)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document

@@ -14,18 +14,22 @@ __all__ = ["Route", "find_route"]
 _ID: Final = rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
 _PORT: Final = rb"[1-9][0-9]{0,4}"
 _KEY: Final = re.compile(rb"(%b)-(%b)" % (_ID, _PORT))
-_PATH: Final = re.compile(rb"/(%b)/(%b)(?=[/?]|\Z)" % (_ID, _PORT))
+_PATH: Final = re.compile(rb"/(%b)/(%b)(?:/~([A-Za-z0-9_-]{16,128}))?(?=[/?]|\Z)" % (_ID, _PORT))
 _MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """target: for the program behind, byte for byte. prefix: what was cut off its path; empty if nothing was."""
+    """target: for the program behind, byte for byte. prefix: what was cut off its path, but for the token, or empty.
+
+    token: the access token, where the path has it, for clients that know of no headers of an endpoint.
+    """
 
     sandbox_id: UUID
     port: int
     target: bytes
     prefix: bytes = b""
+    token: bytes | None = None
 
 
 def find_route(head: RequestHead) -> Route:
@@ -47,11 +51,13 @@ def find_route(head: RequestHead) -> Route:
     if match is None:
         raise RouteError("there is nothing here: the path is /ID/PORT/..., with a sandbox's id", status=404)
     rest = head.target[match.end() :]
-    return _route(match, rest if rest.startswith(b"/") else b"/" + rest, match[0])
+    return _route(
+        match, rest if rest.startswith(b"/") else b"/" + rest, head.target[: match.end(2)], match[3]
+    )
 
 
-def _route(match: "re.Match[bytes]", target: bytes, prefix: bytes = b"") -> Route:
+def _route(match: "re.Match[bytes]", target: bytes, prefix: bytes = b"", token: bytes | None = None) -> Route:
     port = int(match[2])
     if port > _MAX_PORT:
         raise RouteError(f"there is no port {port}")
-    return Route(UUID(match[1].decode()), port, target, prefix)
+    return Route(UUID(match[1].decode()), port, target, prefix, token)

@@ -105,7 +105,7 @@ class IngressServer:
         self, connection: Connection, request: RequestHead, body: BodyReader, route: Route
     ) -> bool:
         target = await self._find(route)
-        is_known = self._check_access(request, target, route.port)
+        is_known = self._check_access(request, target, route)
         _check_state(target)
         self._sandboxes.check(target)
         if route.port == EGRESS_PORT:
@@ -131,11 +131,13 @@ class IngressServer:
         except UnavailableError as error:
             raise IngressError(503, error.message, retry_after_seconds=1) from error
 
-    def _check_access(self, request: RequestHead, target: SandboxTarget, port: int) -> bool:
+    def _check_access(self, request: RequestHead, target: SandboxTarget, route: Route) -> bool:
         """Say whether the request has the sandbox's access token. Raises IngressError where it must, and has not."""
         shown = values_of(request.headers, SECURE_ACCESS)
+        if not shown and route.token is not None:
+            shown = [route.token]
         has_token = len(shown) == 1 and hmac.compare_digest(shown[0], target.access_token.encode())
-        if not has_token and (port == EXECD_PORT or target.is_secure):
+        if not has_token and (route.port == EXECD_PORT or target.is_secure):
             said = "wrong" if shown else "missing"
             raise IngressError(
                 401, f"the header OpenSandbox-Secure-Access is {said}: it comes with the endpoint"

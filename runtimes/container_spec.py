@@ -19,6 +19,7 @@ from runtimes.bundle import (
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
 from runtimes.oci_runtimes import DEFAULT_FAMILY, OciFamily
 from runtimes.raw_engine import LABEL_PREFIX
+from runtimes.rlimits import lowered
 
 __all__ = [
     "DISK_LABEL",
@@ -356,4 +357,4 @@ def _environment(
 def _rlimits(spec: SandboxSpec) -> list[dict[str, Any]]:
     """Give limits per process. No nproc: without a user namespace it would count the whole host's."""
     values = {"nofile": spec.limits.open_files, "core": 0, "fsize": spec.limits.disk_bytes}
-    return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]
+    return [{"Name": name, "Soft": value, "Hard": value} for name, value in lowered(values).items()]

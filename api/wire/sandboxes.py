@@ -5,7 +5,7 @@ from datetime import UTC
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -44,6 +44,8 @@ router = APIRouter(tags=[WIRE_TAG], include_in_schema=False)
 
 ACCESS_HEADER = "OpenSandbox-Secure-Access"
 _MAX_PORT = 65_535
+_WITHOUT_HEADERS = "OpenSandbox-Kotlin-SDK/1.0."
+"""Official clients older than the headers of an endpoint, by how they call themselves."""
 _ENDPOINT_WAIT_SECONDS = 5.0
 """For a sandbox that starts: official clients ask again every 200 ms, which is neither quick nor cheap."""
 
@@ -180,8 +182,13 @@ async def get_endpoint(
     port: str,
     use_server_proxy: bool = False,
     expires: Annotated[str | None, Query(max_length=32)] = None,
+    access: Annotated[str | None, Query(max_length=32)] = None,
+    user_agent: Annotated[str, Header(max_length=1000)] = "",
 ) -> Response:
-    """Say where a port is. Waits a short while for a sandbox that starts."""
+    """Say where a port is. Waits a short while for a sandbox that starts.
+
+    With `access=path`, and for clients that know of no headers of an endpoint, the access token is in the path.
+    """
     number = _port(port)
     if expires is not None:
         raise WireInvalidError(
@@ -199,6 +206,8 @@ async def get_endpoint(
         address = f"{server}{prefix}/sandboxes/{sandbox_id}/proxy/{number}"
     else:
         address = f"{endpoint.address}/{sandbox_id}/{number}"
+        if headers and (access == "path" or user_agent.startswith(_WITHOUT_HEADERS)):
+            address, headers = f"{address}/~{endpoint.access_token}", {}
     return JSONResponse(EndpointView(endpoint=address, headers=headers or None).to_json())
 
 

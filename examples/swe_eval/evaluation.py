@@ -32,8 +32,8 @@ TRIALS = 2
 """Samples of each prediction; of each validation run too, so that a test that passes now and then is found out."""
 
 _WORKDIR = "/testbed"
-_PATCH = "/tmp/patch.diff"  # noqa: S108 -- paths in the sandbox
-_TEST_PATCH = "/tmp/tests.diff"  # noqa: S108
+_PATCH = "/tmp/patch.diff"
+_TEST_PATCH = "/tmp/tests.diff"
 _WAIT_SECONDS = 300.0
 
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "TZ": "UTC"}

@@ -1,11 +1,9 @@
 """What execd of a local sandbox is told on its command line about limits."""
 
-import resource
-import sys
-
 from runtimes.base import ResourceLimits, SandboxSpec
 from runtimes.bundle import sealing_flags
 from runtimes.cgroups import SandboxCgroup
+from runtimes.rlimits import lowered
 
 __all__ = ["execd_flags"]
 
@@ -27,11 +25,4 @@ def _rlimits(limits: ResourceLimits, cgroup: SandboxCgroup) -> list[str]:
     if "memory" not in cgroup.enforced:
         # Coarser: per process, and counting address space that is never touched. Better than nothing.
         values["as"] = limits.memory_bytes
-    lowered = {name: min(value, _hard_limit(name)) for name, value in values.items()}
-    return [word for name, value in lowered.items() for word in ("--rlimit", f"{name}={value}")]
-
-
-def _hard_limit(name: str) -> int:
-    """Give this process's own hard limit, which no child may raise."""
-    hard: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    return [word for name, value in lowered(values).items() for word in ("--rlimit", f"{name}={value}")]

@@ -17,7 +17,7 @@ from opensandbox.models.sandboxes import SandboxEndpoint
 from opensandbox.sync.adapters.factory import AdapterFactorySync
 from opensandbox.sync.services import CommandsSync, FilesystemSync, HealthSync, MetricsSync
 
-__all__ = ["FLAVOURS", "Services", "connected"]
+__all__ = ["FLAVOURS", "Services", "connected", "event_loop"]
 
 CALL_SECONDS = 60
 """Longer than any call of a test; a coroutine that hangs ends the test and not the run."""
@@ -44,7 +44,7 @@ def _synchronous(endpoint: SandboxEndpoint, **config: Any) -> Iterator[Services]
 
 @contextmanager
 def _asynchronous(endpoint: SandboxEndpoint, **config: Any) -> Iterator[Services]:
-    with _loop() as run:
+    with event_loop() as run:
         made = ConnectionConfig(protocol="http", disable_metrics=True, **config).with_transport_if_missing()
         try:
             yield _services(AdapterFactory(made), endpoint, lambda service: _Blocking(service, run))
@@ -75,7 +75,7 @@ def _services(factory: Any, endpoint: SandboxEndpoint, wrap: Callable[[Any], Any
 
 
 @contextmanager
-def _loop() -> Iterator[Run]:
+def event_loop() -> Iterator[Run]:
     """An event loop in a thread of its own, so that several threads of a test may have calls under way."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

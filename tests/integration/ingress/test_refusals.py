@@ -276,6 +276,18 @@ def test_the_access_token_becomes_that_of_execd(ingress):
     assert b"\r\nX-Own: 1\r\n" in got
 
 
+@pytest.mark.parametrize(("shown", "status"), [(TOKEN, 200), (TOKEN[:-1] + "X", 401), (EXECD_TOKEN * 2, 401)])
+def test_the_access_token_may_stand_in_the_path(ingress, shown, status):
+    with scripted_backend(answer_with(OK)) as backend:
+        ingress.runtime.ports[EXECD_PORT] = backend.port
+        assert status_of(ingress.ask(EXECD_PORT, rest=f"/~{shown}/ping?q=1")) == status
+    if status == 200:
+        assert backend.received[0].startswith(b"GET /ping?q=1 HTTP/1.1\r\n")
+        assert TOKEN.encode() not in backend.received[0]
+    else:
+        assert ingress.runtime.connects == []
+
+
 def test_an_execd_without_a_token_of_its_own_is_shown_none(ingress):
     ingress.runtime.is_tokenless = True
     headers = f"OpenSandbox-Secure-Access: {TOKEN}\r\nX-EXECD-ACCESS-TOKEN: guess\r\n"

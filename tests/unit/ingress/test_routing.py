@@ -19,6 +19,12 @@ def head(target: str = "/", **headers: str) -> RequestHead:
     [
         (head(f"/{ID}/80"), Route(ID, 80, b"/", f"/{ID}/80".encode())),
         (head(f"/{ID}/80?x"), Route(ID, 80, b"/?x", f"/{ID}/80".encode())),
+        (
+            head(f"/{ID}/80/~{'t' * 32}/a?b"),
+            Route(ID, 80, b"/a?b", f"/{ID}/80".encode(), b"t" * 32),
+        ),
+        (head(f"/{ID}/80/~{'t' * 32}"), Route(ID, 80, b"/", f"/{ID}/80".encode(), b"t" * 32)),
+        (head(f"/{ID}/80/~short/a"), Route(ID, 80, b"/~short/a", f"/{ID}/80".encode())),
         (head(f"/{ID}/65535//a?/b"), Route(ID, 65535, b"//a?/b", f"/{ID}/65535".encode())),
         (head(f"/{str(ID).upper()}/1/"), Route(ID, 1, b"/", f"/{str(ID).upper()}/1".encode())),
         (head(f"/{ID}/81/x", OpenSandbox_Ingress_To=f"{ID}-80"), Route(ID, 80, f"/{ID}/81/x".encode())),
