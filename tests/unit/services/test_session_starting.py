@@ -1,0 +1,52 @@
+import resource
+import uuid
+
+import pytest
+
+from core.sealing import SecretBox
+from repositories.attempts import ClaimedAttempt
+from repositories.session_keeping import KeptSandbox
+from runtimes.base import SandboxSpec
+from services.jobspec import Resources
+from services.session_spec import SessionSpec
+from services.session_starting import to_sandbox_spec
+
+SPEC = SessionSpec("ubuntu", Resources(1000, 2 << 30, 1 << 30, 1024, 0))
+
+
+def spec_of() -> SandboxSpec:
+    claimed = ClaimedAttempt(
+        attempt_id=uuid.uuid4(),
+        trial_id=uuid.uuid4(),
+        fence=1,
+        number=1,
+        tenant_id=1,
+        index=0,
+        seed=None,
+        runtime="fake",
+        desired="run",
+        cancel_mode=None,
+        infra_losses=0,
+        task_retries=0,
+        rule_retries=None,
+        job_id=uuid.uuid4(),
+        batch_id=uuid.uuid4(),
+        job_key="sandbox",
+        spec=SPEC.to_json(),
+        total_left_seconds=None,
+        start_left_seconds=60.0,
+        traceparent=None,
+        waited_seconds=0.0,
+    )
+    kept = KeptSandbox("Pending", "token", None, None, None)
+    return to_sandbox_spec(
+        claimed, SPEC, kept, box=SecretBox(None), node_id=uuid.uuid4(), session_id=uuid.uuid4()
+    )
+
+
+@pytest.mark.parametrize(
+    ("hard", "files"), [(20_000, 20_000), (1_048_576, 65_536), (resource.RLIM_INFINITY, 65_536)]
+)
+def test_a_sandbox_may_open_no_more_files_than_its_host_lets_anybody(monkeypatch, hard: int, files: int):
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (hard, hard))
+    assert spec_of().limits.open_files == files
