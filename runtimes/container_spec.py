@@ -19,7 +19,6 @@ from runtimes.bundle import (
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
 from runtimes.oci_runtimes import DEFAULT_FAMILY, OciFamily
 from runtimes.raw_engine import LABEL_PREFIX
-from runtimes.rlimits import lowered
 
 __all__ = [
     "DISK_LABEL",
@@ -99,7 +98,7 @@ class ContainerRules:
     """Guards that hold for all containers of this runtime. seccomp: JSON profile.
 
     default_user: (uid, gid) in the place of an image's root; None: others for each sandbox, see `own_user`.
-    root_capabilities: of writable sandboxes only. environment: of all. pids_limit: at most, whatever is asked.
+    root_capabilities: of writable sandboxes only. environment: of all. pids_limit, open_files_limit: at most.
     apparmor: name of the profile, where the host has it. is_remapped, limits_disk: see `EngineFacts`.
     """
 
@@ -116,6 +115,7 @@ class ContainerRules:
     is_remapped: bool = False
     limits_disk: bool = False
     pids_limit: int | None = None
+    open_files_limit: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -294,7 +294,7 @@ def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> di
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
         "PidsLimit": pids + rules.family.extra_pids,
-        "Ulimits": _rlimits(spec),
+        "Ulimits": _rlimits(spec, rules),
         "CpuPeriod": _PERIOD_US,
         "CpuQuota": max(1_000, limits.cpu_millicores * _PERIOD_US // 1000),
         "IpcMode": "private",
@@ -354,7 +354,8 @@ def _environment(
     return [f"{name}={value}" for name, value in shield_loader_variables(merged).items()]
 
 
-def _rlimits(spec: SandboxSpec) -> list[dict[str, Any]]:
+def _rlimits(spec: SandboxSpec, rules: ContainerRules) -> list[dict[str, Any]]:
     """Give limits per process. No nproc: without a user namespace it would count the whole host's."""
-    values = {"nofile": spec.limits.open_files, "core": 0, "fsize": spec.limits.disk_bytes}
-    return [{"Name": name, "Soft": value, "Hard": value} for name, value in lowered(values).items()]
+    files = min(spec.limits.open_files, rules.open_files_limit or spec.limits.open_files)
+    values = {"nofile": files, "core": 0, "fsize": spec.limits.disk_bytes}
+    return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]

@@ -67,6 +67,7 @@ from runtimes.engine import PullRefusedError
 from runtimes.engine_errors import daemon_error, pull_error
 from runtimes.engine_facts import EngineFacts
 from runtimes.engine_link import ENGINE_TIMEOUT_SECONDS, EngineLink
+from runtimes.engine_process import open_files_ceiling
 from runtimes.execd_client import HttpExecutionClient
 from runtimes.local.syscalls import native_table
 from runtimes.netns import connect_in_namespace
@@ -142,6 +143,7 @@ class DockerRuntime(Runtime):
         self._lock = threading.Lock()
         self._link = EngineLink(config.base_url)
         self._facts: EngineFacts | None = None
+        self._open_files_limit: int | None = None
         self._bundle: Bundle | None = None
         self._images = ImageCatalogue()
         self._pulls = Pulls(self._fetch)
@@ -205,6 +207,7 @@ class DockerRuntime(Runtime):
             is_remapped=facts.is_remapped,
             limits_disk=facts.limits_disk,
             pids_limit=self._config.pids_limit,
+            open_files_limit=self._open_files_limit,
             environment=self._config.sandbox_env,
         )
 
@@ -416,6 +419,7 @@ class DockerRuntime(Runtime):
     def _ask_facts(self) -> EngineFacts:
         with self._link.call() as engine:
             self._facts = EngineFacts.of(engine.facts())
+        self._open_files_limit = open_files_ceiling(self._config.base_url)
         return self._facts
 
     def _family(self, spec: SandboxSpec) -> OciFamily:

@@ -150,6 +150,11 @@ def test_limits_hold_in_a_writable_sandbox(kind):
         assert "ork" in box.sh("for i in $(seq 40); do sleep 5 & done 2>&1; wait").out
 
 
+def test_more_open_files_than_the_engine_can_give_are_as_many_as_it_can(kind):
+    with kind.box(limits={"open_files": 1_048_576}, **LIVE) as box:
+        assert 1024 <= int(box.sh("ulimit -n").out) <= 1_048_576
+
+
 def test_most_processes_are_what_the_node_says(kind, runtime_folder):
     with docker_kind(runtime_folder, pids_limit=32) as own, own.box(limits={"pids": 64}) as box:
         assert json.loads(docker_output("inspect", box.handle.ref))[0]["HostConfig"]["PidsLimit"] == 32

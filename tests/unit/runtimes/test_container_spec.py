@@ -263,6 +263,16 @@ def test_node_caps_processes_and_adds_variables():
     assert {"A=node", "B=own"} <= set(made["Env"])
 
 
+def test_open_files_are_no_more_than_the_engine_can_give():
+    def of(limit, asked):
+        host = settings(rules=replace(RULES, open_files_limit=limit), limits={"open_files": asked})[
+            "HostConfig"
+        ]
+        return next(entry["Hard"] for entry in host["Ulimits"] if entry["Name"] == "nofile")
+
+    assert (of(None, 65_536), of(20_000, 65_536), of(20_000, 1024)) == (65_536, 20_000, 1024)
+
+
 def test_users_of_a_remapping_engine_are_among_those_it_has():
     numbers = {own_user(f"sm-{number}", is_remapped=True)[0] for number in range(500)}
     assert len(numbers) > 450
