@@ -39,10 +39,12 @@ from api.services import ApiServices, FailureLimiter
 from api.validation import JobChecker
 from api.wire import basics as wire_basics
 from api.wire import diagnostics as wire_diagnostics
+from api.wire import metrics_events as wire_metrics_events
 from api.wire import pools as wire_pools
 from api.wire import sandboxes as wire_sandboxes
 from api.wire import snapshots as wire_snapshots
 from api.wire import templates as wire_templates
+from api.wire.origins import OriginMiddleware
 from core.blobstore import BlobStore
 from core.config import Settings
 from core.database import create_database_engine
@@ -117,6 +119,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.services = services
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
+    app.add_middleware(OriginMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
     app.add_middleware(ServerProxyMiddleware, proxy=proxy)
     install_error_handlers(app)
@@ -142,6 +145,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for wire in (wire_basics, wire_sandboxes, wire_snapshots, wire_diagnostics, wire_pools, wire_templates):
         for prefix in ("/v1", ""):
             app.include_router(wire.router, prefix=prefix)
+    app.include_router(wire_metrics_events.router, prefix="/v1")
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
     return app
 

@@ -9,10 +9,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from api.schemas.errors import ErrorDetail, ErrorView
 from api.schemas.problems import to_problem
-from api.wire.errors import is_wire, to_fields_error, wire_response
+from api.wire.errors import is_wire, wire_response
 from core.errors import (
     ArchivedError,
     ConflictError,
@@ -34,6 +35,7 @@ __all__ = [
     "UnsupportedMediaError",
     "error_response",
     "install_error_handlers",
+    "last_response",
     "translate",
 ]
 
@@ -130,15 +132,19 @@ def error_response(request_id: str, error: Exception) -> JSONResponse:
     return _respond(request_id, status, known.code, known.message, field=known.field, problems=problems)
 
 
+def last_response(scope: Scope, request_id: str, error: Exception) -> JSONResponse:
+    """Write an error that reached no handler, in the shape of the API that was called."""
+    if is_wire(scope):
+        return wire_response(Request(scope), translate(error) or error)
+    return error_response(request_id, error)
+
+
 def _handle(request: Request, error: Exception) -> JSONResponse:
     known = translate(error)
     if not isinstance(error, HTTPException | RequestValidationError) and known is None:
         raise error
-    if is_wire(request):
-        if isinstance(error, RequestValidationError):
-            known = to_fields_error(error)
-        if known is not None:
-            return wire_response(request, known)
+    if is_wire(request.scope):
+        return wire_response(request, known or error)
     return error_response(request.state.request_id, error)
 
 

@@ -7,8 +7,9 @@ from uuid import uuid4
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import error_response
+from api.errors import last_response
 from api.metrics import ApiMetrics
+from api.wire.origins import mark_for_pages
 from core.logging import get_logger
 from core.tracing import span, tracing_on
 
@@ -16,7 +17,8 @@ __all__ = ["RequestMiddleware", "bind_request"]
 
 log = get_logger(__name__)
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SANE_ID = re.compile(r"[!-~]{1,128}")
+"""Printable ASCII without spaces, so that neither a log nor a terminal takes harm by it."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -45,6 +47,7 @@ class RequestMiddleware:
                 status = message["status"]
                 headers = message.setdefault("headers", [])
                 headers += [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+                mark_for_pages(scope, message)
                 is_stream = any(
                     name == b"content-type" and b"event-stream" in value for name, value in headers
                 )
@@ -70,7 +73,7 @@ class RequestMiddleware:
             log.exception("http_request_failed", error=type(error).__name__)
             if status:
                 raise
-            await error_response(request_id, error)(scope, receive, send_marked)
+            await last_response(scope, request_id, error)(scope, receive, send_marked)
         finally:
             self._record(scope, status, time.monotonic() - started, is_stream=is_stream)
 
@@ -116,7 +119,7 @@ def _traceparent(scope: Scope) -> str | None:
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
-            text = value.decode("latin-1")
+            text = value.decode("latin-1").strip()
             if _SANE_ID.fullmatch(text):
                 return str(text)
     return uuid4().hex

@@ -209,7 +209,8 @@ def _key_holder(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     header: Annotated[str | None, Security(_header)],
 ) -> Principal | Operator:
-    key = bearer.credentials if bearer is not None else header
+    # A gateway in front may use Authorization for itself, the other header only our clients know.
+    key = header if header is not None else (bearer.credentials if bearer is not None else None)
     holder = authenticate_call(request, services, key)
     request.state.api_key = key
     return holder

@@ -19,7 +19,7 @@ _SHOWN_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One question. group: I1 to I15. mode: see the head of `invariants.sql`. meaning: of a row that it gives."""
+    """One question. group: I1 to I16. mode: see the head of `invariants.sql`. meaning: of a row that it gives."""
 
     group: str
     name: str

@@ -402,3 +402,59 @@ WHERE s.is_warm AND s.state IN ('Pending', 'Running')
   AND s.state_at < clock_timestamp() - make_interval(secs => %(slack)s)
   AND NOT EXISTS (SELECT 1 FROM sandbox_pools p WHERE p.id = s.pool_id AND (
     p.revision = s.pool_revision OR p.updated_at > clock_timestamp() - make_interval(secs => %(slack)s)));
+
+-- I16 session_missing always: a trial of a live sandbox has no sandbox
+SELECT t.id::text AS subject, t.state AS detail
+FROM trials t JOIN jobs j ON j.id = t.job_id
+WHERE j.kind = 'session' AND NOT EXISTS (SELECT 1 FROM sandbox_sessions s WHERE s.trial_id = t.id);
+
+-- I16 session_ends_early always: a live sandbox is over and its trial is not
+SELECT s.trial_id::text AS subject, s.state || ', the trial ' || t.state AS detail
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id WHERE s.ended_at IS NOT NULL AND t.state <> 'finished';
+
+-- I16 session_outlives_trial live: the trial of a live sandbox is over and the sandbox is not
+SELECT s.trial_id::text AS subject, s.state || ', the trial ended at ' || t.finished_at AS detail
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
+WHERE s.ended_at IS NULL AND t.finished_at < clock_timestamp() - make_interval(secs => %(slack)s);
+
+-- I16 session_runs_unstarted always: a live sandbox is said to run, and its trial waits or has no node
+SELECT s.trial_id::text AS subject, s.state || ', the trial ' || t.state AS detail
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
+WHERE s.state IN ('Running', 'Pausing', 'Paused', 'Resuming')
+  AND (t.state NOT IN ('running', 'cancelling', 'finished') OR s.node_id IS NULL OR s.sandbox_name IS NULL);
+
+-- I16 session_runs_without_attempt always: a live sandbox is said to run, its trial does, and no attempt of it runs
+SELECT s.trial_id::text AS subject, s.state || ', the trial ' || t.state AS detail
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id AND t.state IN ('running', 'cancelling')
+WHERE s.state IN ('Running', 'Pausing', 'Paused', 'Resuming') AND NOT EXISTS (
+  SELECT 1 FROM attempts a WHERE a.trial_id = s.trial_id AND a.fence = t.fence
+    AND a.state IN ('running', 'stopping', 'collecting'));
+
+-- I16 session_stuck live: a live sandbox is on its way to another state for long
+SELECT s.trial_id::text AS subject, s.state || ' since ' || s.state_at AS detail
+FROM sandbox_sessions s
+WHERE s.state IN ('Pausing', 'Resuming', 'Stopping')
+  AND s.state_at < clock_timestamp() - make_interval(secs => 60 + %(slack)s);
+
+-- I16 session_hidden_alive always: a live sandbox that somebody was given is said not to be there, and lives
+SELECT s.trial_id::text AS subject, s.state AS detail
+FROM sandbox_sessions s WHERE s.hidden_at IS NOT NULL AND s.ended_at IS NULL AND NOT s.is_warm;
+
+-- I16 session_expired live: the time of a live sandbox is over and nobody ends it
+SELECT s.trial_id::text AS subject, s.state || ', expired at ' || s.expires_at AS detail
+FROM sandbox_sessions s
+WHERE s.hidden_at IS NULL AND s.state <> 'Stopping'
+  AND s.expires_at < clock_timestamp() - make_interval(secs => 10 + %(slack)s);
+
+-- I16 session_not_as_told always: the events of a live sandbox do not tell of its acceptance and its present state
+SELECT s.trial_id::text AS subject, s.state || ' by ' || coalesce(s.state_reason, 'nothing') AS detail
+FROM sandbox_sessions s
+WHERE NOT EXISTS (SELECT 1 FROM sandbox_events e WHERE e.trial_id = s.trial_id AND e.reason = 'SANDBOX_ACCEPTED')
+   OR (s.state <> 'Pending' AND NOT EXISTS (
+         SELECT 1 FROM sandbox_events e WHERE e.trial_id = s.trial_id AND e.reason = s.state_reason))
+   OR (s.ended_at IS NOT NULL AND (SELECT count(*) FROM sandbox_events e WHERE e.trial_id = s.trial_id
+                                   AND e.reason = s.end_reason AND e.at >= s.ended_at) = 0);
+
+-- I16 session_end_untold always: a live sandbox is over, and it is not said why or by whom
+SELECT s.trial_id::text AS subject, s.state AS detail
+FROM sandbox_sessions s WHERE s.ended_at IS NOT NULL AND (s.end_reason IS NULL OR s.ended_by IS NULL);

@@ -64,7 +64,7 @@ _LOCK = _FIND + " FOR NO KEY UPDATE"
 
 _MATCHES = """
 s.tenant_id = %(tenant_id)s AND s.hidden_at IS NULL
-AND (%(states)s::text[] IS NULL OR lower(s.state) = ANY(%(states)s)) AND (%(metadata)s::jsonb IS NULL
+AND (%(states)s::text[] IS NULL OR s.state = ANY(%(states)s)) AND (%(metadata)s::jsonb IS NULL
      OR s.metadata @> %(metadata)s)
 """
 
@@ -83,7 +83,8 @@ RETURNING {SANDBOX_COLUMNS}
 _RENEW = """
 WITH moved AS (
   UPDATE sandbox_sessions SET expires_at = %(expires_at)s
-  WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND ended_at IS NULL AND expires_at IS NOT NULL
+  WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND ended_at IS NULL AND state <> 'Stopping'
+    AND expires_at IS NOT NULL
   RETURNING trial_id
 ), happened AS (
   INSERT INTO sandbox_events (trial_id, actor, reason, message)
@@ -110,6 +111,17 @@ WITH moved AS (
   INSERT INTO sandbox_events (trial_id, actor, reason) SELECT trial_id, %(actor)s, %(reason)s FROM moved
 )
 SELECT node_id FROM moved
+"""
+
+_END_DELETED = """
+WITH ended AS (
+  UPDATE sandbox_sessions SET state = 'Terminated', state_at = clock_timestamp(), ended_at = clock_timestamp(),
+                              hidden_at = clock_timestamp()
+  WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND state = 'Stopping'
+  RETURNING trial_id, end_reason, ended_by
+)
+INSERT INTO sandbox_events (trial_id, actor, reason, message)
+SELECT trial_id, ended_by, end_reason, 'it had not been started' FROM ended
 """
 
 _HIDE = """
@@ -254,7 +266,7 @@ class LiveSandboxRepository(TenantSqlRepository):
         limit: int,
         offset: int,
     ) -> list[SandboxRow]:
-        """Those that are visible, newest first. states: lower case; None: all. metadata: all of it has to be there."""
+        """Those that are visible, newest first. states: None: all. metadata: all of it has to be there."""
         parameters = {**_filters(states, metadata), "limit": limit, "offset": offset}
         return [SandboxRow(**row) for row in self._mine(_PAGE, parameters)]
 
@@ -281,6 +293,18 @@ class LiveSandboxRepository(TenantSqlRepository):
         parameters = {name: getattr(wish, name) for name in WishRow.__slots__}
         row = self._mine_or_none(_WISH, {"id": sandbox_id, **parameters})
         return None if row is None else row["node_id"]
+
+    def end_deleted(self, sandbox_id: UUID) -> None:
+        """Write that one whose end is wished is over: no node has it."""
+        self._mine_count(_END_DELETED, {"id": sandbox_id})
+
+    def now(self) -> datetime:
+        """Give the time by which sandboxes expire."""
+        row = self._row("SELECT clock_timestamp() AS now", {})
+        if row is None:
+            raise LookupError("the database has no clock")
+        now: datetime = row["now"]
+        return now
 
     def hide(self, sandbox_id: UUID) -> None:
         """Let the wire say from now on that there is none."""

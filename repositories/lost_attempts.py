@@ -14,12 +14,14 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 
 # Earlier losses are counted from the attempts themselves; the present one is not among them, since a statement does
 # not see its own changes.
+# A live sandbox that has run is not made anew: nobody can give it back what was in it.
 _REMOVED_AND_LOST = """, removed AS (
   UPDATE sandboxes b SET state = 'removed', removed_at = clock_timestamp(), end_reason = 'node_lost'
   FROM lost l WHERE b.trial_id = l.trial_id AND b.fence = l.fence AND b.state <> 'removed'
 )
 SELECT t.id AS trial_id, t.fence, l.node_id, t.desired, t.infra_losses, t.task_retries, t.rule_retries,
-       j.spec -> 'retry' AS retry, l.was_starting,
+       CASE WHEN j.kind = 'session' AND NOT l.was_starting THEN jsonb_set(j.spec -> 'retry', '{infra_max}', '0')
+            ELSE j.spec -> 'retry' END AS retry, l.was_starting,
        ARRAY(SELECT p.node_id FROM attempts p WHERE p.trial_id = l.trial_id AND p.fence < l.fence
              AND p.state = 'lost' AND p.failure ->> 'code' = 'node_lost') AS lost_before_on
 FROM lost l JOIN trials t ON t.id = l.trial_id AND t.fence = l.fence JOIN jobs j ON j.id = t.job_id
@@ -34,7 +36,7 @@ WITH lost AS (
   FROM worker_sessions s
   WHERE a.session_id = s.id AND s.ended_at IS NOT NULL AND a.{_LIVE}
     AND (s.adoptable_until IS NULL OR s.adoptable_until + make_interval(secs => %(grace)s) < clock_timestamp())
-  RETURNING a.trial_id, a.fence, a.node_id, false AS was_starting
+  RETURNING a.trial_id, a.fence, a.node_id, a.started_at IS NULL AS was_starting
 ){_REMOVED_AND_LOST}"""
 
 # The session lives on, so the reaper would never look at this attempt.
@@ -42,7 +44,7 @@ _LOSE_ORPHAN = f"""
 WITH lost AS (
   UPDATE attempts SET state = 'lost', finished_at = clock_timestamp(), outcome = 'error', failure = %(failure)s::jsonb
   WHERE trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s AND {_LIVE}
-  RETURNING trial_id, fence, node_id, false AS was_starting
+  RETURNING trial_id, fence, node_id, started_at IS NULL AS was_starting
 ){_REMOVED_AND_LOST}"""
 
 # Of living sessions, too: their worker had all its time, and has not written an end. An attempt that is only
@@ -60,12 +62,15 @@ WITH due AS MATERIALIZED (
   RETURNING a.trial_id, a.fence, a.node_id, d.state = 'starting' AS was_starting
 ){_REMOVED_AND_LOST}"""
 
+# A live sandbox has so long again to find a node: the loss has used up the time it had.
 _TRY_AGAIN = """
 UPDATE trials SET
   state = CASE WHEN %(delay)s::float8 > 0 THEN 'retry_wait' WHEN is_paused THEN 'paused' ELSE 'queued' END,
   state_reason = %(reason)s,
   run_at = CASE WHEN %(delay)s::float8 > 0 THEN clock_timestamp() + make_interval(secs => %(delay)s) END,
-  queued_at = clock_timestamp(), infra_losses = %(infra_losses)s, task_retries = %(task_retries)s,
+  queued_at = clock_timestamp(),
+  queue_deadline = CASE WHEN slots = 0 THEN clock_timestamp() + (queue_deadline - queued_at) ELSE queue_deadline END,
+  infra_losses = %(infra_losses)s, task_retries = %(task_retries)s,
   rule_retries = %(rule_retries)s::int[]
 WHERE id = %(trial_id)s AND fence = %(fence)s AND state = 'running'
 """
@@ -82,8 +87,7 @@ class LostAttempt:
     """A trial whose attempt was lost, and what decides on its next try.
 
     retry: the job's policy, as stored. infra_losses, task_retries, rule_retries: used before this loss. lost_before_on:
-    the nodes that were lost under it earlier, one entry a loss. was_starting: it was not running yet (told of overdue
-    ones only).
+    the nodes that were lost under it earlier, one entry a loss. was_starting: it was not running yet.
     """
 
     trial_id: UUID

@@ -9,8 +9,6 @@ from repositories.base import SqlRepository
 
 __all__ = ["Asks", "ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
 
-_MINE = "trial_id = %(trial_id)s AND fence = %(fence)s AND session_id = %(session_id)s"
-
 _DETAILS = """
 SELECT s.state, s.access_token, s.image_auth, s.expires_at, s.sandbox_name, s.pool_id
 FROM sandbox_sessions s WHERE s.trial_id = %(trial_id)s
@@ -21,25 +19,33 @@ UPDATE sandbox_sessions SET node_id = %(node_id)s, state_reason = %(reason)s, st
 WHERE trial_id = %(trial_id)s AND state = 'Pending'
 """
 
-# A delete that came meanwhile stays one.
-_RUNNING = f"""
-WITH mine AS (
-  UPDATE attempts SET state = 'running', phase = 'session', started_at = clock_timestamp(), run_deadline = NULL,
-                      overdue_at = NULL
-  WHERE {_MINE} AND state = 'starting' RETURNING trial_id, node_id
+# Whoever locks the session, its attempt and its trial locks them in this order: a delete meets this statement, and
+# neither may wait for the other. A delete that came meanwhile stays one.
+_RUNNING = """
+WITH opened AS MATERIALIZED (
+  SELECT trial_id, state = 'Pending' AS is_pending FROM sandbox_sessions
+  WHERE trial_id = %(trial_id)s FOR NO KEY UPDATE
+), mine AS (
+  UPDATE attempts a SET state = 'running', phase = 'session', started_at = clock_timestamp(), run_deadline = NULL,
+                        overdue_at = NULL
+  FROM opened o
+  WHERE a.trial_id = o.trial_id AND a.fence = %(fence)s AND a.session_id = %(session_id)s AND a.state = 'starting'
+  RETURNING a.trial_id, a.node_id, o.is_pending
 ), first AS (
   UPDATE trials t SET started_at = clock_timestamp() FROM mine m WHERE t.id = m.trial_id AND t.started_at IS NULL
 ), box AS (
   UPDATE sandboxes SET state = 'running' FROM mine WHERE name = %(sandbox)s
-), opened AS (
+), told AS (
   UPDATE sandbox_sessions s SET node_id = m.node_id, runtime = %(runtime)s, sandbox_name = %(sandbox)s,
-    running_at = clock_timestamp(), state_at = clock_timestamp(), state_message = NULL,
-    state = CASE WHEN s.state = 'Pending' THEN 'Running' ELSE s.state END,
-    state_reason = CASE WHEN s.state = 'Pending' THEN 'CONTAINER_RUNNING' ELSE s.state_reason END
+    running_at = CASE WHEN m.is_pending THEN clock_timestamp() END,
+    state = CASE WHEN m.is_pending THEN 'Running' ELSE s.state END,
+    state_at = CASE WHEN m.is_pending THEN clock_timestamp() ELSE s.state_at END,
+    state_reason = CASE WHEN m.is_pending THEN 'CONTAINER_RUNNING' ELSE s.state_reason END,
+    state_message = CASE WHEN m.is_pending THEN NULL ELSE s.state_message END
   FROM mine m WHERE s.trial_id = m.trial_id AND s.ended_at IS NULL
 ), happened AS (
   INSERT INTO sandbox_events (trial_id, actor, reason)
-  SELECT trial_id, 'worker:' || node_id, 'CONTAINER_RUNNING' FROM mine
+  SELECT trial_id, 'worker:' || node_id, 'CONTAINER_RUNNING' FROM mine WHERE is_pending
 )
 SELECT 1 FROM mine
 """
@@ -63,6 +69,26 @@ WITH moved AS (
 )
 INSERT INTO sandbox_events (trial_id, actor, reason, message)
 SELECT trial_id, 'worker:' || node_id, %(reason)s, %(message)s FROM moved
+"""
+
+# By somebody's hand on the node itself.
+_NOTE_STATE = """
+WITH moved AS (
+  UPDATE sandbox_sessions SET state = %(state)s, state_reason = %(reason)s, state_message = NULL,
+                              state_at = clock_timestamp()
+  WHERE trial_id = %(trial_id)s AND state = %(before)s RETURNING trial_id, node_id
+)
+INSERT INTO sandbox_events (trial_id, actor, reason, message)
+SELECT trial_id, 'worker:' || node_id, %(reason)s, 'not by a call of this service' FROM moved
+"""
+
+_NOTE_MOVED = """
+WITH moved AS (
+  UPDATE sandbox_sessions SET node_id = NULL, state_reason = 'SANDBOX_ACCEPTED', state_message = %(message)s
+  WHERE trial_id = %(trial_id)s AND state = 'Pending' RETURNING trial_id
+)
+INSERT INTO sandbox_events (trial_id, actor, reason, message)
+SELECT trial_id, %(actor)s, %(reason)s, %(message)s FROM moved
 """
 
 # The first reason stays: a delete that the loss of the node overtook was still a delete. One that its tenant or the
@@ -208,6 +234,14 @@ class SessionKeepingRepository(SqlRepository):
             "message": message,
         }
         self._count(_OBEYED, parameters)
+
+    def note_state(self, trial_id: UUID, *, before: str, state: str, reason: str) -> None:
+        """Write where a sandbox is that went there unasked. before: where it has to be till now."""
+        self._count(_NOTE_STATE, {"trial_id": trial_id, "before": before, "state": state, "reason": reason})
+
+    def note_moved(self, trial_id: UUID, *, reason: str, message: str | None, actor: str) -> None:
+        """Say that a start has ended on this node and goes on elsewhere."""
+        self._count(_NOTE_MOVED, {"trial_id": trial_id, "reason": reason, "message": message, "actor": actor})
 
     def end(self, trial_id: UUID, *, reason: str, message: str | None, actor: str, is_wanted: bool) -> bool:
         """Write that it is over, if nobody has. is_wanted: by its tenant's or the clock's will, not by a failure."""

@@ -37,13 +37,14 @@ class AttemptStatements:
     """
 
     def __init__(self, engine: Engine, group_engine: Engine, *, node_id: UUID) -> None:
-        """engine: for statements of one attempt; `self.engine` is the same without transactions.
+        """engine: for statements of one attempt; `self.engine` is the same without transactions, `whole_engine` with.
 
         group_engine: for those of several, three connections with a short `lock_timeout`: nobody should wait for
         another's trial that somebody else holds.
         """
         # Each statement is a transaction of its own, so BEGIN and COMMIT would be two round trips for nothing.
         self.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self.whole_engine = engine
         self._groups = group_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._node_id = node_id
         self._claims = GroupedCalls(self._claim_all, most=_GROUP)
@@ -143,6 +144,15 @@ class AttemptWriter:
 
         def run() -> Result:
             with self._statements.engine.connect() as connection:
+                return action(connection)
+
+        return self._patiently(run)
+
+    def ask_whole(self, action: Callable[[Connection], Result]) -> Result:
+        """Run several statements in one transaction; what the action raises undoes them. Else as `ask`."""
+
+        def run() -> Result:
+            with self._statements.whole_engine.begin() as connection:
                 return action(connection)
 
         return self._patiently(run)

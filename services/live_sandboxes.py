@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -39,6 +39,7 @@ from services.sandbox_errors import (
 from services.session_spec import SessionSpec
 
 __all__ = [
+    "MAX_METADATA",
     "NODE_LABEL",
     "Deletion",
     "Endpoint",
@@ -49,6 +50,9 @@ __all__ = [
     "SandboxPolicy",
     "image_auth_purpose",
 ]
+
+MAX_METADATA = 64
+"""Entries of one sandbox's metadata."""
 
 NODE_LABEL = "sandmill/node"
 """Every node has this label, with its id; what only one node can do asks for it."""
@@ -216,14 +220,15 @@ class LiveSandboxService:
     def page(
         self, *, states: Sequence[str] | None, metadata: Mapping[str, str] | None, page: int, page_size: int
     ) -> SandboxPage:
-        """List, newest first. page: from 1 on. states, metadata: see the repository."""
-        lowered = None if states is None else [state.lower() for state in states]
+        """List, newest first. page: from 1 on. states: in any case; unknown ones match nothing."""
+        names = None if states is None else {state.lower() for state in states}
+        wanted = None if names is None else [state.value for state in WireState if state.lower() in names]
         items = self._sandboxes.page(
-            states=lowered, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
+            states=wanted, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
         )
         if page == 1 and len(items) < page_size:
             return SandboxPage(items, len(items))
-        return SandboxPage(items, self._sandboxes.total(states=lowered, metadata=metadata))
+        return SandboxPage(items, self._sandboxes.total(states=wanted, metadata=metadata))
 
     def patch_metadata(self, sandbox_id: UUID, patch: Mapping[str, str | None]) -> SandboxRow:
         """Set and delete entries; the patch is checked. RFC 7396: None deletes."""
@@ -232,13 +237,20 @@ class LiveSandboxService:
             return row
         merged = {**row.metadata, **patch}
         kept = {key: value for key, value in merged.items() if value is not None}
+        if len(kept) > MAX_METADATA:
+            raise WireInvalidError(
+                "SANDBOX::INVALID_METADATA_LABEL",
+                f"may have at most {MAX_METADATA} entries",
+                field="metadata",
+            )
         changed = self._sandboxes.set_metadata(sandbox_id, kept)
         return row if changed is None else changed
 
     def renew(self, sandbox_id: UUID, expires_at: datetime) -> datetime:
         """Move the expiry, also to an earlier time. Raises WireInvalidError for the past, WireConflictError."""
         row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
-        if expires_at <= datetime.now(UTC):
+        # By the clock of the database, which ends what has expired.
+        if expires_at <= self._sandboxes.now():
             raise WireInvalidError("DOCKER::INVALID_EXPIRATION", "must be in the future", field="expiresAt")
         if row.expires_at is None:
             raise WireConflictError(
@@ -272,23 +284,23 @@ class LiveSandboxService:
         )
         self._sandboxes.wish(sandbox_id, wish)
         met = TrialEndingRepository(self._connection).end_trials([sandbox_id], session_end("SANDBOX_DELETED"))
+        if all(trial.is_finished for trial in met):
+            # No node has it, so there is nothing to wait for.
+            self._sandboxes.end_deleted(sandbox_id)
+            return Deletion(None, is_over=True)
         nodes = [trial.node_id for trial in met if trial.node_id is not None]
         return Deletion(nodes[0] if nodes else None, is_over=False)
 
     def pause(self, sandbox_id: UUID) -> UUID | None:
-        """Wish that it stands still; gives the node. Again is no error. Raises SandboxStateError."""
+        """Wish that it stands still; gives the node. Raises SandboxStateError."""
         row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
-        if row.state in {WireState.PAUSED, WireState.PAUSING}:
-            return row.node_id
         if row.state != WireState.RUNNING:
-            raise _wrong_state(row, "paused", "Running", code="DOCKER::SANDBOX_NOT_RUNNING")
+            raise _wrong_state(row, "paused", "Running")
         return self._sandboxes.wish(sandbox_id, WishRow(WireState.PAUSING, "SANDBOX_PAUSING", self._actor))
 
     def resume(self, sandbox_id: UUID) -> UUID | None:
         """Wish that it goes on; gives the node. Raises SandboxStateError."""
         row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
-        if row.state == WireState.RESUMING:
-            return row.node_id
         if row.state != WireState.PAUSED:
             raise _wrong_state(row, "resumed", "Paused", code="DOCKER::SANDBOX_NOT_PAUSED")
         return self._sandboxes.wish(sandbox_id, WishRow(WireState.RESUMING, "SANDBOX_RESUMING", self._actor))
@@ -299,10 +311,7 @@ class LiveSandboxService:
         if row.state in _NOT_YET:
             raise EndpointNotReadyError(sandbox_id, row.state)
         if row.state == WireState.FAILED:
-            raise WireFailureError(
-                "DOCKER::SANDBOX_START_FAILED",
-                f"sandbox {sandbox_id} has failed: {row.state_message or row.state_reason}",
-            )
+            raise _failed(row)
         if row.node_id is None or row.ended_at is not None or row.state == WireState.STOPPING:
             raise _wrong_state(row, "reached", "Running or Paused", code="DOCKER::SANDBOX_NOT_RUNNING")
         url, address = self._sandboxes.ingress(row.node_id)
@@ -388,6 +397,17 @@ def _visible(row: SandboxRow | None, sandbox_id: UUID) -> SandboxRow:
     if row is None or row.hidden_at is not None:
         raise SandboxMissingError(sandbox_id)
     return row
+
+
+def _failed(row: SandboxRow) -> WireFailureError | SandboxStateError:
+    """Say of one that has failed why: to those who wait for its start, and to those who had it."""
+    message = f"sandbox {row.id} has failed: {row.state_message or row.state_reason}"
+    if row.running_at is not None:
+        return SandboxStateError("DOCKER::SANDBOX_NOT_RUNNING", message)
+    reason = row.state_reason or ""
+    return WireFailureError(
+        reason if reason.startswith("DOCKER::") else "DOCKER::SANDBOX_START_FAILED", message
+    )
 
 
 def _wrong_state(

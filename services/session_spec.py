@@ -20,7 +20,7 @@ IDLE_ENTRYPOINTS = frozenset({IDLE_ENTRYPOINT, ("sleep", "infinity")})
 
 
 _TIMEOUTS = Timeouts(queue=60.0, start=300.0)
-_NO_RETRY = RetryBudget(infra_max=0, task_max=0)
+_RETRY = RetryBudget(infra_max=2, task_max=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class SessionSpec:
     oci_runtime: str | None = None
     platform: str | None = None
     timeouts: Timeouts = _TIMEOUTS
-    # What has run has a state that nobody can make again, so a lost one is not run anew.
-    retry: RetryBudget = _NO_RETRY
+    # For losses before it ran. What has run has a state that nobody can make again, so it is not run anew.
+    retry: RetryBudget = _RETRY
 
     @property
     def digest(self) -> str:

@@ -19,6 +19,14 @@ log = get_logger(__name__)
 _ACTOR = "scheduler"
 _SNAPSHOT_SECONDS = 30.0
 """A node that is there settles a snapshot within a second of its sandbox's end."""
+_REASONS = {
+    "queue_timeout": "SANDBOX_NOT_SCHEDULED",
+    "node_lost": "NODE_LOST",
+    "orphaned": "NODE_LOST",
+    "poison": "NODE_LOST",
+    "start_timeout": "SANDBOX_START_TIMEOUT",
+    "worker_stuck": "NODE_LOST",
+}
 _MESSAGES = {
     "queue_timeout": "no node had room for it in time: look at its limits, its runtime, and the nodes there are",
     "node_lost": "the node that ran it was lost, and what was in it with it",
@@ -69,7 +77,9 @@ class SessionSweeper:
                 is_wanted = one.outcome == Outcome.CANCELLED
                 keeping.end(
                     one.trial_id,
-                    reason=(one.state_reason or "SANDBOX_DELETED") if is_wanted else _reason(code),
+                    reason="SANDBOX_DELETED"
+                    if is_wanted
+                    else _REASONS.get(code, "DOCKER::SANDBOX_START_FAILED"),
                     message=None if is_wanted else _MESSAGES.get(code, one.message),
                     actor=_ACTOR,
                     is_wanted=is_wanted,
@@ -93,9 +103,3 @@ class SessionSweeper:
         for snapshot_id in lost:
             self._tell(snapshot_id)
         return len(lost)
-
-
-def _reason(code: str) -> str:
-    return {"queue_timeout": "SANDBOX_NOT_SCHEDULED", "node_lost": "NODE_LOST"}.get(
-        code, "DOCKER::SANDBOX_START_FAILED"
-    )

@@ -128,8 +128,11 @@ class LeaseKeeper:
         self._stopping.set()
         self._wake.set()
         self._beats.join(timeout=10)
-        with self._engine.begin() as connection:
-            SessionRepository(connection).end(self.session_id, reason="stopped")
+        try:
+            with self._engine.begin() as connection:
+                SessionRepository(connection).end(self.session_id, reason="stopped")
+        finally:
+            self._engine.dispose()
 
     def _open(self) -> None:
         node = self._node

@@ -321,7 +321,8 @@ class NodeWorker:
             failpoint("worker.after_claim")
             BELLS.labels("claimed").inc()
             kept = self._execute(claimed, session_id, control, rung_by=rung_by)
-            self._ended.append(claimed.attempt_id)
+            if not kept:
+                self._ended.append(claimed.attempt_id)
         finally:
             if not kept:
                 self._registry.leave(trial_id, fence)

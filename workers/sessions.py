@@ -8,25 +8,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from core.errors import (
     EntrypointFailedError,
     FailureClass,
+    NotSupportedError,
     RunFailure,
     RuntimeUnavailableError,
     SandmillError,
 )
+from core.failpoints import failpoint
 from core.jsonb import to_jsonb
 from core.logging import get_logger
 from core.metrics import LIVE_SANDBOXES
 from core.sealing import SecretBox
 from models.snapshots import SnapshotState
 from models.states import AttemptState, Outcome
-from repositories.attempts import AttemptEnd, ClaimedAttempt
+from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
 from repositories.sandbox_outputs import WantedOutput
 from repositories.session_keeping import SessionKeepingRepository, Wish
+from repositories.sessions import SessionRepository
 from repositories.snapshot_keeping import SnapshotOrder
 from repositories.trial_ending import TrialEndingRepository
 from runtimes.base import Runtime, SandboxHandle, SandboxStats
@@ -65,6 +68,20 @@ def is_session(claimed: ClaimedAttempt) -> bool:
 
 
 @dataclass(slots=True)
+class _Start:
+    """A sandbox that is being made. is_given_up: its end is written, or being written, by the keeper's own thread.
+
+    A start cannot be called off: a pull takes what it takes. So one that nobody wants any more is ended without
+    waiting for it, and whoever makes it takes away what comes of it.
+    """
+
+    claimed: ClaimedAttempt
+    control: AttemptControl
+    session_id: UUID
+    is_given_up: bool = False
+
+
+@dataclass(slots=True)
 class _Live:
     """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held."""
 
@@ -82,11 +99,15 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Why a sandbox is over. reason: as the wire tells it. failure None: its tenant wished it."""
+    """Why a sandbox is over. reason: as the wire tells it. failure None: its tenant wished it.
+
+    is_elsewhere: only here; one that has not run yet is started on another node.
+    """
 
     reason: str
     message: str | None = None
     failure: Failure | None = None
+    is_elsewhere: bool = False
 
 
 class SessionKeeper:
@@ -120,6 +141,7 @@ class SessionKeeper:
         self._snapshots = SnapshotKeeper(self._statements, runtimes, node_id=node_id, tell=tell)
         self._lock = threading.Lock()
         self._live: dict[UUID, _Live] = {}
+        self._starting: dict[UUID, _Start] = {}
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._actions = ThreadPoolExecutor(_ACTIONS_AT_ONCE, thread_name_prefix="sandbox")
@@ -140,7 +162,7 @@ class SessionKeeper:
         deadline = time.monotonic() + timeout_seconds
         if self._thread.is_alive():
             self.wake()
-            while len(self) and time.monotonic() < deadline:
+            while self._has_some() and time.monotonic() < deadline:
                 time.sleep(0.02)
         self._stopping.set()
         self._wake.set()
@@ -159,41 +181,61 @@ class SessionKeeper:
     def take(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> bool:
         """Bring a claimed or adopted sandbox to run. True: it is kept here from now on. Never raises."""
         writer = AttemptWriter(self._attempts, control)
+        start = _Start(claimed, control, session_id)
+        with self._lock:
+            self._starting[claimed.trial_id] = start
+        # A stop that comes while it is made reaches the keeper's thread, not this one.
+        control.arm(self.wake)
+        if claimed.desired == "cancel":
+            # Asked for before anybody here could hear of it.
+            control.request(StopReason.FORCE_CANCEL)
         try:
-            return self._take(claimed, session_id, control, writer)
+            return self._take(start, writer)
         except DisownedError:
             log.warning("sandbox_disowned", trial_id=str(claimed.trial_id), fence=claimed.fence)
         except Exception as error:
             log.exception("sandbox_not_taken", trial_id=str(claimed.trial_id), fence=claimed.fence)
-            with suppress(DisownedError, SQLAlchemyError):
-                self._write_end(
-                    claimed, session_id, control, _unknown(error), SandboxStats(), is_removed=False
-                )
+            if self._settle(start):
+                with suppress(DisownedError, SQLAlchemyError):
+                    self._write_end(start, _unknown(error), SandboxStats(), is_removed=False)
+        finally:
+            self._settle(start)
         return False
 
-    def _take(
-        self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl, writer: AttemptWriter
-    ) -> bool:
+    def _settle(self, start: _Start) -> bool:
+        """Take a start out of the keeper's sight. False: it was given up meanwhile."""
+        with self._lock:
+            if self._starting.get(start.claimed.trial_id) is start:
+                del self._starting[start.claimed.trial_id]
+            return not start.is_given_up
+
+    def _take(self, start: _Start, writer: AttemptWriter) -> bool:
+        claimed, control = start.claimed, start.control
         runtime = self._runtimes.get(claimed.runtime)
         control.is_kept = runtime is not None and runtime.outlives
         is_new = claimed.state == AttemptState.STARTING
         pool_id = None
         try:
             if is_new:
-                handle, pool_id = self._make(claimed, session_id, writer, runtime)
+                handle, pool_id = self._make(start, writer, runtime)
             else:
                 handle = find_sandbox(runtime, claimed)
         except SandmillError as error:
             if isinstance(error, EntrypointFailedError):
                 self._outputs.keep_failure(claimed.trial_id, error)
-            end = _wanted_end(control) or _failed_start(error, is_new=is_new)
-            self._write_end(claimed, session_id, control, end, SandboxStats(), is_removed=True)
+            if self._settle(start):
+                end = _wanted_end(control) or _failed_start(error, is_new=is_new)
+                self._write_end(start, end, SandboxStats(), is_removed=True)
             return False
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
-        live = _Live(claimed, control, session_id, runtime, handle, Entrypoint(_entrypoint_of(claimed)))
-        # Only what is not ours any more goes at once: before any other end, snapshots that were accepted are made.
-        control.arm(lambda: runtime.remove(handle) if control.disowned else self.wake())
+        failpoint("session.after_create")
+        if not self._settle(start):
+            self._clear_away(runtime, handle)
+            return False
+        entrypoint = Entrypoint(_entrypoint_of(claimed))
+        live = _Live(claimed, control, start.session_id, runtime, handle, entrypoint)
+        control.arm(lambda: self._kill(live))
         if not is_new:
             self._let_go_on(live, writer)
         try:
@@ -202,6 +244,7 @@ class SessionKeeper:
         except BaseException:
             remove_sandbox(runtime, handle)
             raise
+        failpoint("session.after_running")
         with self._lock:
             self._live[claimed.trial_id] = live
         LIVE_SANDBOXES.set(len(self))
@@ -212,10 +255,34 @@ class SessionKeeper:
         self.wake()
         return True
 
+    def _kill(self, live: _Live) -> None:
+        """Called by whoever stops the attempt. Only what is not ours any more goes at once.
+
+        Before any other end, what is to be kept of it is kept.
+        """
+        if live.control.disowned:
+            live.runtime.remove(live.handle)
+        self.wake()
+
+    def _clear_away(self, runtime: Runtime, handle: SandboxHandle) -> None:
+        """Remove what came of a start that was given up. If that fails, the worker sweeps later."""
+        if not remove_sandbox(runtime, handle):
+            return
+        try:
+            with self._statements.connect() as connection:
+                SessionRepository(connection).mark_swept(handle.name)
+        except SQLAlchemyError as error:
+            log.warning("removal_not_written", sandbox=handle.name, error=str(error).splitlines()[0])
+
+    def _has_some(self) -> bool:
+        with self._lock:
+            return bool(self._live or self._starting)
+
     def _make(
-        self, claimed: ClaimedAttempt, session_id: UUID, writer: AttemptWriter, runtime: Runtime | None
+        self, start: _Start, writer: AttemptWriter, runtime: Runtime | None
     ) -> tuple[SandboxHandle, UUID | None]:
         """Make the sandbox; gives the pool, too, of which it is a member."""
+        claimed = start.claimed
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
         kept = writer.ask(lambda connection: SessionKeepingRepository(connection).details(claimed.trial_id))
@@ -227,7 +294,7 @@ class SessionKeeper:
             kept,
             box=self._box,
             node_id=self._node_id,
-            session_id=session_id,
+            session_id=start.session_id,
         )
 
         def note(text: str) -> None:
@@ -236,6 +303,9 @@ class SessionKeeper:
                     claimed.trial_id, self._node_id, "CONTAINER_STARTING", text
                 )
 
+        failpoint("session.before_create")
+        if start.control.stop.is_set():
+            raise RuntimeUnavailableError("it was ended before it was started")
         handle = start_sandbox(
             runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
         )
@@ -284,6 +354,12 @@ class SessionKeeper:
     def _look(self) -> None:
         with self._lock:
             idle = [live for live in self._live.values() if not live.is_busy]
+            unwanted = [start for start in self._starting.values() if start.control.stop.is_set()]
+            for start in unwanted:
+                del self._starting[start.claimed.trial_id]
+                start.is_given_up = True
+        for start in unwanted:
+            self._actions.submit(self._give_up, start)
         for live in idle:
             if live.control.stop.is_set():
                 self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
@@ -297,6 +373,19 @@ class SessionKeeper:
             self._obey_outputs()
         if asks.snapshots:
             self._obey_snapshots()
+
+    def _give_up(self, start: _Start) -> None:
+        """Write the end of one that is still being made."""
+        end = _wanted_end(start.control)
+        if end is None:
+            return
+        try:
+            self._write_end(start, end, SandboxStats(), is_removed=False)
+        except DisownedError:
+            log.warning("sandbox_disowned", trial_id=str(start.claimed.trial_id), fence=start.claimed.fence)
+        except Exception:
+            # The heartbeat finds that the database believes in an attempt which nobody runs, and gives it back.
+            log.exception("start_not_given_up", trial_id=str(start.claimed.trial_id))
 
     def _obey(self) -> None:
         with self._statements.connect() as connection:
@@ -379,8 +468,9 @@ class SessionKeeper:
                 action()
             except Exception:
                 log.exception("sandbox_action_failed", trial_id=str(live.claimed.trial_id))
-            finally:
                 live.is_busy = False
+                return  # the next look tries again, not this moment
+            live.is_busy = False
             if live.control.stop.is_set():
                 self.wake()
 
@@ -412,7 +502,7 @@ class SessionKeeper:
             message = None
         except SandmillError as error:
             state = "Running" if pauses else "Paused"
-            reason = "DOCKER::SANDBOX_PAUSE_FAILED" if pauses else "DOCKER::SANDBOX_RESUME_FAILED"
+            reason = _unswitched(error, pauses=pauses)
             message = error.message
             log.warning("sandbox_not_switched", trial_id=str(wish.trial_id), error=error.message)
         with self._statements.connect() as connection:
@@ -421,25 +511,46 @@ class SessionKeeper:
         self._tell(wish.trial_id)
 
     def _check(self, live: _Live) -> None:
-        state = live.runtime.state(live.handle)
+        try:
+            state = live.runtime.state(live.handle)
+        except RunFailure as error:
+            # Its engine is away, not the sandbox: nothing is known, so nothing is said.
+            log.warning("sandbox_not_seen", trial_id=str(live.claimed.trial_id), error=error.message)
+            return
         if state.phase in {"ended", "gone"} and not live.control.stop.is_set():
             self._end(live, _died(state.exit_code, state.message, is_gone=state.phase == "gone"))
-        elif state.phase == "running":
+        elif state.phase in {"running", "paused"} and (state.phase == "paused") != live.is_paused:
+            self._note_switch(live, is_paused=state.phase == "paused")
+        if state.phase == "running":
             self._outputs.glance(live.claimed.trial_id, live.entrypoint, live.runtime, live.handle)
+
+    def _note_switch(self, live: _Live, *, is_paused: bool) -> None:
+        """Write what somebody did to it past us, unless something else is wished of it now."""
+        before, state, reason = (
+            ("Running", "Paused", "CONTAINER_PAUSED")
+            if is_paused
+            else ("Paused", "Running", "CONTAINER_RUNNING")
+        )
+        with self._statements.connect() as connection:
+            SessionKeepingRepository(connection).note_state(
+                live.claimed.trial_id, before=before, state=state, reason=reason
+            )
+        live.is_paused = is_paused
+        self._tell(live.claimed.trial_id)
 
     def _end(self, live: _Live, end: _End | None) -> None:
         """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
         if end is not None and not live.control.disowned:
             self._keep_what_stays(live)
         stats = SandboxStats()
-        with suppress(RunFailure):
+        with suppress(SandmillError):
             stats = live.runtime.stats(live.handle)
+        failpoint("session.before_remove")
         is_removed = remove_sandbox(live.runtime, live.handle)
+        failpoint("session.after_remove")
         try:
             if end is not None and not live.control.disowned:
-                self._write_end(
-                    live.claimed, live.session_id, live.control, end, stats, is_removed=is_removed
-                )
+                self._write_end(live, end, stats, is_removed=is_removed)
         except DisownedError:
             log.warning("sandbox_disowned", trial_id=str(live.claimed.trial_id), fence=live.claimed.fence)
         finally:
@@ -458,17 +569,10 @@ class SessionKeeper:
         except Exception:
             log.exception("sandbox_leaves_less", trial_id=str(live.claimed.trial_id))
 
-    def _write_end(
-        self,
-        claimed: ClaimedAttempt,
-        session_id: UUID,
-        control: AttemptControl,
-        end: _End,
-        stats: SandboxStats,
-        *,
-        is_removed: bool,
-    ) -> None:
-        """Write the end of attempt, trial and session. If this stops in between, the scheduler writes the last."""
+    def _write_end(self, kept: _Start | _Live, end: _End, stats: SandboxStats, *, is_removed: bool) -> None:
+        """Write the end of attempt, trial and session together; for one that goes on elsewhere only the attempt's."""
+        claimed = kept.claimed
+        goes_on = end.is_elsewhere and isinstance(kept, _Start) and claimed.desired == "run"
         failure = end.failure or CANCELLED
         attempt_end = AttemptEnd(
             outcome=(Outcome.ERROR if end.failure else Outcome.CANCELLED).value,
@@ -490,19 +594,30 @@ class SessionKeeper:
             log_bytes=0,
             truncated_bytes=0,
             is_removed=is_removed,
+            retry_seconds=0.0 if goes_on else None,
         )
-        writer = AttemptWriter(self._attempts, control)
-        if not writer.finish(claimed, session_id, attempt_end):
-            raise DisownedError
-        writer.ask(
-            lambda connection: SessionKeepingRepository(connection).end(
-                claimed.trial_id,
-                reason=end.reason,
-                message=end.message,
-                actor=self._actor,
-                is_wanted=end.failure is None,
-            )
-        )
+
+        def write(connection: Connection) -> None:
+            # The session first, as all do who lock more than one of the three.
+            keeping = SessionKeepingRepository(connection)
+            if goes_on:
+                keeping.note_moved(
+                    claimed.trial_id, reason=end.reason, message=end.message, actor=self._actor
+                )
+            else:
+                keeping.end(
+                    claimed.trial_id,
+                    reason=end.reason,
+                    message=end.message,
+                    actor=self._actor,
+                    is_wanted=end.failure is None,
+                )
+            if not AttemptRepository(connection).finish(claimed, kept.session_id, attempt_end):
+                raise DisownedError
+
+        failpoint("session.before_end")
+        AttemptWriter(self._attempts, kept.control).ask_whole(write)
+        failpoint("session.after_end")
         self._tell(claimed.trial_id)
         log.info("sandbox_ended", trial_id=str(claimed.trial_id), reason=end.reason)
 
@@ -518,10 +633,10 @@ def _wanted_end(control: AttemptControl) -> _End | None:
             return None
         case StopReason.SHUTDOWN:
             message = "the node's worker was stopped, and its sandboxes with it"
-            return _End("NODE_STOPPED", message, _infra("worker_shutdown", message))
+            return _End("NODE_STOPPED", message, _infra("worker_shutdown", message), is_elsewhere=True)
         case StopReason.PREEMPT:
             message = "its node is drained, and its sandboxes with it"
-            return _End("NODE_DRAINED", message, _infra("preempted", message))
+            return _End("NODE_DRAINED", message, _infra("preempted", message), is_elsewhere=True)
         case StopReason.DEADLINE:
             message = "it was not running within its start timeout"
             return _End("SANDBOX_START_TIMEOUT", message, _infra("start_timeout", message))
@@ -542,6 +657,13 @@ def _died(exit_code: int | None, message: str, *, is_gone: bool) -> _End:
         else f"its first process ended{'' if exit_code is None else f' with exit code {exit_code}'}"
     )
     return _End("CONTAINER_EXITED_ERROR", text, _infra("sandbox_died", text))
+
+
+def _unswitched(error: SandmillError, *, pauses: bool) -> str:
+    """Name, for the wire, what kept a sandbox from standing still or from going on."""
+    if isinstance(error, NotSupportedError):
+        return "SANDBOX::API_NOT_SUPPORTED"
+    return "DOCKER::SANDBOX_PAUSE_FAILED" if pauses else "DOCKER::SANDBOX_RESUME_FAILED"
 
 
 def _unknown(error: Exception) -> _End:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from api.json_body import parse_json
 from api.services import ApiServices, make_identity
-from api.validation import check_schema
+from api.wire.bodies import read_body, read_json
 from api.wire.pool_requests import pool_reference, to_pool_ask
 from api.wire.requests import to_new_sandbox
 from api.wire.schemas import CreateSandboxRequest
@@ -41,8 +40,8 @@ class FullPools:
 def create(services: ApiServices, caller: Principal, body: bytes, key: str | None) -> Made | FullPools:
     """Read a create, and do it. Blocks. Raises what is wrong with it. key: of idempotency."""
     began = time.monotonic()
-    value = parse_json(body)
-    request = check_schema(CreateSandboxRequest, value)
+    value = read_json(body)
+    request = read_body(CreateSandboxRequest, value)
     identity = make_identity(key, "sandboxes", value)
     pool = pool_reference(request)
     if pool is None:

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
 from api.body import middle_json_body
-from api.json_body import parse_json
 from api.services import Caller, Services
-from api.validation import check_schema
+from api.wire.bodies import read_body, read_json
 from api.wire.errors import WIRE_TAG
 from api.wire.pool_requests import check_pool_name, to_capacity, to_pool_template
 from api.wire.schemas import ChangePoolRequest, CreatePoolRequest, PoolListView
@@ -24,7 +23,7 @@ def create_pool(
     services: Services, caller: Caller, body: Annotated[bytes, Depends(middle_json_body)]
 ) -> Response:
     """Make one. Its members come in the background."""
-    request = check_schema(CreatePoolRequest, parse_json(body))
+    request = read_body(CreatePoolRequest, read_json(body))
     name, template = check_pool_name(request.name), to_pool_template(request.template)
     with services.engine.begin() as connection:
         made = services.pools(connection, caller).create(name, template, to_capacity(request.capacity_spec))
@@ -55,7 +54,7 @@ def change_pool(
     services: Services, caller: Caller, name: str, body: Annotated[bytes, Depends(middle_json_body)]
 ) -> Response:
     """Resize one, or give it another template."""
-    request = check_schema(ChangePoolRequest, parse_json(body))
+    request = read_body(ChangePoolRequest, read_json(body))
     template = None if request.template is None else to_pool_template(request.template)
     capacity = None if request.capacity_spec is None else to_capacity(request.capacity_spec)
     with services.engine.begin() as connection:

@@ -8,9 +8,11 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 from api.schemas.fields import RESERVED_ENV_PREFIXES
-from api.wire.schemas import CreateSandboxRequest, VolumeRequest
+from api.wire.schemas import CreateSandboxRequest, NetworkPolicyRequest, VolumeRequest
+from core.errors import SpecInvalidError
+from runtimes.local.images.names import ImageName
 from services.jobspec import Resources
-from services.live_sandboxes import NewSandbox
+from services.live_sandboxes import MAX_METADATA, NewSandbox
 from services.sandbox_errors import SnapshotMissingError, WireInvalidError, WireUnsupportedError
 from services.session_spec import IDLE_ENTRYPOINT, IDLE_ENTRYPOINTS, SessionSpec, Volume
 
@@ -68,7 +70,7 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
     entrypoint = _entrypoint(request)
     platform = _platform(request)
     spec = SessionSpec(
-        image=request.image.uri if request.image else "",
+        image=_image(request),
         resources=parse_resources(request.resource_limits),
         entrypoint=() if entrypoint in IDLE_ENTRYPOINTS else entrypoint,
         env=_environment(request.env or {}),
@@ -109,11 +111,18 @@ def parse_metadata_filter(text: str | None) -> dict[str, str] | None:
     if not text:
         return None
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=64))
+        pairs = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=True, max_num_fields=64, errors="strict"
+        )
     except ValueError as error:
         raise WireInvalidError(
             "INVALID_METADATA_FORMAT", "must be name=value, several joined by '&'", field="metadata"
         ) from error
+    wanted = dict(pairs)
+    if len(wanted) < len(set(pairs)) or any("\0" in part for pair in pairs for part in pair):
+        message = "names a name twice with different values, or holds NUL: nothing can match it"
+        raise WireInvalidError("INVALID_METADATA_FORMAT", message, field="metadata")
+    return wanted
 
 
 def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
@@ -122,13 +131,24 @@ def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
         raise WireUnsupportedError("FSB::API_NOT_SUPPORTED", "templateId: there are no templates here")
     if request.lifecycle is not None:
         raise WireInvalidError(_INVALID, "hooks are not run in this release; leave it out", field="lifecycle")
-    if request.network_policy is not None:
-        raise WireUnsupportedError(
-            "SANDBOX::API_NOT_SUPPORTED",
-            "networkPolicy: sandboxes have no way out in this release, so there is nothing to allow; leave it out",
-        )
+    _refuse_ways_out(request.network_policy)
     if request.credential_proxy is not None and request.credential_proxy.enabled:
         raise WireInvalidError(_INVALID, "needs a networkPolicy", field="credentialProxy")
+
+
+def _refuse_ways_out(policy: NetworkPolicyRequest | None) -> None:
+    """Take a policy that denies everything: it is what every sandbox has. Never take one that would not be held to."""
+    if policy is None:
+        return
+    allowed = next((rule.target for rule in policy.egress or () if rule.action == "allow"), None)
+    if policy.default_action != "allow" and allowed is None:
+        return
+    what = "defaultAction allow" if allowed is None else f"a rule that allows {allowed[:100]}"
+    raise WireUnsupportedError(
+        "SANDBOX::API_NOT_SUPPORTED",
+        f"networkPolicy: {what} needs a way out, which sandboxes do not have in this release: deny all, or leave "
+        "it out",
+    )
 
 
 def _check_sources(request: CreateSandboxRequest) -> None:
@@ -141,13 +161,28 @@ def _check_sources(request: CreateSandboxRequest) -> None:
         raise WireInvalidError(_INVALID, "give image or snapshotId", field="image")
 
 
+def _image(request: CreateSandboxRequest) -> str:
+    """Give the image's name, or nothing for a snapshot's sandbox. What it says of a registry is looked at elsewhere."""
+    if request.image is None:
+        return ""
+    name = request.image.uri
+    try:
+        parsed = ImageName.parse(name)
+    except SpecInvalidError as error:
+        raise WireInvalidError(_INVALID, error.message, field="image.uri") from error
+    # Whose snapshot it is decides the database, so the runtime's own way to name one is not for clients.
+    if parsed.registry == "docker.io" and parsed.repository == "library/snapshot":
+        raise WireInvalidError(_INVALID, "a snapshot is named by snapshotId", field="image.uri")
+    return name
+
+
 def _snapshot(text: str | None) -> UUID | None:
     if text is None:
         return None
     try:
         return UUID(text)
     except ValueError as error:
-        raise SnapshotMissingError(text) from error
+        raise SnapshotMissingError(text[:100]) from error
 
 
 def _entrypoint(request: CreateSandboxRequest) -> tuple[str, ...]:
@@ -183,7 +218,7 @@ def parse_resources(limits: Mapping[str, str]) -> Resources:
             case "disk" | "ephemeral-storage":
                 found = replace(found, disk_bytes=_bytes(text, field, low=1 << 20))
             case "gpu":
-                found = replace(found, gpu=_count(text, field, high=64))
+                found = replace(found, gpu=_gpus(text, field))
             case "pids":
                 found = replace(found, pids=_count(text, field, low=4, high=4_194_304))
             case _:
@@ -211,6 +246,12 @@ def _bytes(text: str, field: str, *, low: int) -> int:
             return size
     message = f'must be a size as in "512Mi" or "2G", from {low >> 20}Mi to 1024Ti'
     raise WireInvalidError(_INVALID, message, field=field)
+
+
+def _gpus(text: str, field: str) -> int:
+    if text.strip() == "all":
+        raise WireInvalidError(_INVALID, "'all' is not offered: say how many", field=field)
+    return _count(text, field, high=64)
 
 
 def _count(text: str, field: str, *, low: int = 0, high: int) -> int:
@@ -250,9 +291,9 @@ def _platform(request: CreateSandboxRequest) -> dict[str, str] | None:
 
 def check_labels(metadata: Mapping[str, str]) -> dict[str, str]:
     """Hold metadata to the rules of labels. Raises WireInvalidError."""
-    if len(metadata) > 64:
+    if len(metadata) > MAX_METADATA:
         raise WireInvalidError(
-            "SANDBOX::INVALID_METADATA_LABEL", "may have at most 64 entries", field="metadata"
+            "SANDBOX::INVALID_METADATA_LABEL", f"may have at most {MAX_METADATA} entries", field="metadata"
         )
     for key, value in metadata.items():
         _check_label(key, value)

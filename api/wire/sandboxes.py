@@ -1,7 +1,7 @@
 """Routes of the lifecycle API about sandboxes. Source: sections 1.2 to 1.5 of the protocol."""
 
+import re
 from collections.abc import Callable
-from datetime import UTC
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,21 +10,18 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.body import middle_json_body
-from api.json_body import parse_json
 from api.services import ApiServices, Caller, IdempotencyKey, Services
-from api.validation import check_schema
+from api.wire.bodies import read_body, read_json, read_object
 from api.wire.creating import FullPools, create, wait_for_pools
 from api.wire.errors import WIRE_TAG
 from api.wire.requests import check_metadata_patch, parse_metadata_filter
 from api.wire.schemas import (
     EndpointView,
-    MetricsEventRequest,
     RenewRequest,
     SandboxListView,
 )
 from api.wire.views import to_pagination, to_sandbox_view
 from api.wire.waiting import watching
-from core.errors import InvalidRequestError
 from models.live_sandboxes import WireState
 from repositories.live_sandboxes import SandboxRow
 from runtimes.base import EXECD_PORT
@@ -32,6 +29,7 @@ from services.live_sandboxes import Endpoint
 from services.sandbox_errors import (
     EndpointNotReadyError,
     SandboxMissingError,
+    WireFailureError,
     WireInvalidError,
     WireUnsupportedError,
 )
@@ -43,7 +41,10 @@ __all__ = ["router"]
 router = APIRouter(tags=[WIRE_TAG], include_in_schema=False)
 
 ACCESS_HEADER = "OpenSandbox-Secure-Access"
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 _MAX_PORT = 65_535
+_MAX_PAGE = 2**31 - 1
+_UNSWITCHED = frozenset({"DOCKER::SANDBOX_PAUSE_FAILED", "DOCKER::SANDBOX_RESUME_FAILED"})
 _WITHOUT_HEADERS = "OpenSandbox-Kotlin-SDK/1.0."
 """Official clients older than the headers of an endpoint, by how they call themselves."""
 _ENDPOINT_WAIT_SECONDS = 5.0
@@ -52,10 +53,9 @@ _ENDPOINT_WAIT_SECONDS = 5.0
 
 def sandbox_key(sandbox_id: str) -> UUID:
     """Read an id in a path. Raises SandboxMissingError: what is no id names no sandbox."""
-    try:
-        return UUID(sandbox_id)
-    except ValueError as error:
-        raise SandboxMissingError(sandbox_id[:100]) from error
+    if not _ID.fullmatch(sandbox_id):
+        raise SandboxMissingError(sandbox_id[:100])
+    return UUID(sandbox_id)
 
 
 SandboxId = Annotated[UUID, Depends(sandbox_key)]
@@ -92,7 +92,7 @@ def list_sandboxes(
     caller: Caller,
     state: Annotated[list[str] | None, Query()] = None,
     metadata: Annotated[str | None, Query(max_length=16 << 10)] = None,
-    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+    page: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = 1,
     page_size: Annotated[int, Query(ge=1, le=200, alias="pageSize")] = 20,
 ) -> Response:
     """List the tenant's sandboxes, newest first."""
@@ -124,7 +124,7 @@ def patch_metadata(
     body: Annotated[bytes, Depends(middle_json_body)],
 ) -> Response:
     """Set and delete entries of the metadata."""
-    patch = check_metadata_patch(_object(body))
+    patch = check_metadata_patch(read_object(body))
     with services.engine.begin() as connection:
         row = services.sandboxes(connection, caller).patch_metadata(sandbox_id, patch)
     return JSONResponse(to_sandbox_view(row).to_json())
@@ -166,9 +166,9 @@ def renew_expiration(
     body: Annotated[bytes, Depends(middle_json_body)],
 ) -> Response:
     """Move the expiry to another time."""
-    wanted = check_schema(RenewRequest, parse_json(body)).expires_at
+    wanted = read_body(RenewRequest, read_json(body)).expires_at
     with services.engine.begin() as connection:
-        until = services.sandboxes(connection, caller).renew(sandbox_id, wanted.astimezone(UTC))
+        until = services.sandboxes(connection, caller).renew(sandbox_id, wanted)
     return JSONResponse({"expiresAt": until.isoformat()})
 
 
@@ -179,9 +179,9 @@ async def get_endpoint(
     services: Services,
     caller: Caller,
     sandbox_id: SandboxId,
-    port: str,
+    port: int,
     use_server_proxy: bool = False,
-    expires: Annotated[str | None, Query(max_length=32)] = None,
+    expires: Annotated[int | None, Query(ge=0, lt=2**64)] = None,
     access: Annotated[str | None, Query(max_length=32)] = None,
     user_agent: Annotated[str, Header(max_length=1000)] = "",
 ) -> Response:
@@ -189,7 +189,14 @@ async def get_endpoint(
 
     With `access=path`, and for clients that know of no headers of an endpoint, the access token is in the path.
     """
-    number = _port(port)
+    if not 1 <= port <= _MAX_PORT:
+        raise WireInvalidError("DOCKER::INVALID_PORT", f"must be from 1 to {_MAX_PORT}", field="port")
+    if expires is not None and use_server_proxy:
+        raise WireInvalidError(
+            "SANDBOX::INVALID_PARAMETER",
+            "the server proxy takes no signed endpoints: leave out one of the two",
+            field="expires",
+        )
     if expires is not None:
         raise WireInvalidError(
             "SANDBOX::API_NOT_SUPPORTED",
@@ -198,14 +205,14 @@ async def get_endpoint(
         )
     endpoint = await _find_endpoint(services, caller, sandbox_id)
     headers = {}
-    if number == EXECD_PORT or endpoint.is_secure:
+    if port == EXECD_PORT or endpoint.is_secure:
         headers[ACCESS_HEADER] = endpoint.access_token
     if use_server_proxy:
         prefix = "/v1" if request.url.path.startswith("/v1/") else ""
         server = services.settings.api_clients_address or request.headers.get("host", "localhost")
-        address = f"{server}{prefix}/sandboxes/{sandbox_id}/proxy/{number}"
+        address = f"{server}{prefix}/sandboxes/{sandbox_id}/proxy/{port}"
     else:
-        address = f"{endpoint.address}/{sandbox_id}/{number}"
+        address = f"{endpoint.address}/{sandbox_id}/{port}"
         if headers and (access == "path" or user_agent.startswith(_WITHOUT_HEADERS)):
             address, headers = f"{address}/~{endpoint.access_token}", {}
     return JSONResponse(EndpointView(endpoint=address, headers=headers or None).to_json())
@@ -249,17 +256,6 @@ def network_policy(services: Services, caller: Caller, sandbox_id: SandboxId) ->
     )
 
 
-@router.post("/metrics/events", status_code=204)
-def note_metrics(
-    services: Services, _caller: Caller, body: Annotated[bytes, Depends(middle_json_body)]
-) -> Response:
-    """Take what a client measured of a create."""
-    event = check_schema(MetricsEventRequest, parse_json(body))
-    outcome = "ok" if event.success else "failed"
-    services.metrics.client_create_seconds.labels(outcome).observe(event.create_duration_ms / 1000)
-    return Response(status_code=204)
-
-
 async def _wait_for_start(services: ApiServices, caller: Principal, created: Made) -> SandboxRow:
     services.wake.scheduler()
     async with watching(services, created.sandbox_id) as waiter:
@@ -294,11 +290,16 @@ async def _obey(
         node_id = await run_in_threadpool(wish)
         if node_id is not None:
             services.wake.cancelled({node_id: [sandbox_id]})
-        await waiter.until(
+        row = await waiter.until(
             _reader(services, caller, sandbox_id),
             lambda row: row.state != passing,
             seconds=services.settings.sandbox_create_wait_seconds,
         )
+    if row is not None and row.state_message is not None:
+        if row.state_reason == "SANDBOX::API_NOT_SUPPORTED":
+            raise WireUnsupportedError(row.state_reason, row.state_message)
+        if row.state_reason in _UNSWITCHED:
+            raise WireFailureError(row.state_reason, row.state_message)
     return Response(status_code=202)
 
 
@@ -329,16 +330,3 @@ def _reader(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Calla
                 return None
 
     return read
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    value = parse_json(body)
-    if not isinstance(value, dict):
-        raise InvalidRequestError("the body must be a JSON object", field="body")
-    return value
-
-
-def _port(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= _MAX_PORT:
-        return int(text)
-    raise WireInvalidError("DOCKER::INVALID_PORT", f"must be from 1 to {_MAX_PORT}", field="port")

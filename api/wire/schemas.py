@@ -3,10 +3,10 @@
 Unknown keys are ignored, as they are there; what a key means is checked in `api.wire.requests`.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "EndpointView",
     "ImageRequest",
     "MetricsEventRequest",
+    "NetworkPolicyRequest",
     "PaginationView",
     "PlainTemplateRequest",
     "PlatformRequest",
@@ -44,10 +45,18 @@ _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Count = Annotated[int, Field(ge=0, le=10_000)]
 
 
-class WireRequest(BaseModel):
-    """Base of what clients send."""
+def _to_utc(value: datetime) -> datetime:
+    """Raises ValueError for what lies at the end of time, where not every zone has a date."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("must be a time before the year 9999") from error
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, strict=True)
+
+class WireRequest(BaseModel):
+    """Base of what clients send; a number that comes as text, and the like, is taken as the original takes it."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
 
 
 class WireView(BaseModel):
@@ -116,6 +125,20 @@ class CredentialProxyRequest(WireRequest):
     enabled: bool | None = False
 
 
+class NetworkRuleRequest(WireRequest):
+    """Whether one name or address may be reached."""
+
+    action: Literal["allow", "deny"]
+    target: _Name
+
+
+class NetworkPolicyRequest(WireRequest):
+    """What may be reached from a sandbox."""
+
+    default_action: Literal["allow", "deny"] | None = None
+    egress: Annotated[list[NetworkRuleRequest], Field(max_length=10_000)] | None = None
+
+
 class CreateSandboxRequest(WireRequest):
     """Body of POST /sandboxes."""
 
@@ -130,11 +153,11 @@ class CreateSandboxRequest(WireRequest):
     metadata: dict[str, _Text] | None = None
     lifecycle: dict[str, Any] | None = None
     entrypoint: Annotated[list[_Text], Field(min_length=1, max_length=1000)] | None = None
-    network_policy: dict[str, Any] | None = None
+    network_policy: NetworkPolicyRequest | None = None
     credential_proxy: CredentialProxyRequest | None = None
     secure_access: bool | None = False
     volumes: Annotated[list[VolumeRequest], Field(max_length=32)] | None = None
-    extensions: dict[str, _Text] | None = None
+    extensions: Annotated[dict[str, _Text], Field(max_length=64)] | None = None
 
 
 class StrictRequest(WireRequest):
@@ -230,9 +253,7 @@ class PodTemplateRequest(StrictRequest):
 class RenewRequest(WireRequest):
     """Body of POST /sandboxes/{id}/renew-expiration."""
 
-    model_config = ConfigDict(strict=False)
-
-    expires_at: AwareDatetime
+    expires_at: Annotated[AwareDatetime, AfterValidator(_to_utc)]
 
 
 class SnapshotRequest(WireRequest):

@@ -1,0 +1,413 @@
+"""Live sandboxes on a node, over the wire: every state, every wish in it, and what nobody asked for."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import httpx
+import pytest
+
+from core.errors import DaemonError, NotSupportedError
+from services.reaping import Reaper
+from services.session_sweeping import SessionSweeper
+from tests.integration.api.conftest import ApiWorld, make_settings, open_api
+from tests.support.queue import Seat
+from tests.support.session_node import GatedRuntime, LiveNode, live_node, until
+
+pytestmark = pytest.mark.timeout(120)
+
+LIMITS = {"cpu": "500m", "memory": "128Mi"}
+
+
+def body(**changes) -> dict:
+    return {
+        "image": {"uri": "fake"},
+        "timeout": 600,
+        "resourceLimits": LIMITS,
+        "entrypoint": ["tail", "-f", "/dev/null"],
+        **changes,
+    }
+
+
+@pytest.fixture
+def api(database_url, redis_url, tmp_path) -> Iterator[ApiWorld]:
+    settings = make_settings(database_url, redis_url, tmp_path / "api", sandbox_create_wait_seconds=2.0)
+    with open_api(settings) as running, running.new_tenant() as opened:
+        yield opened
+
+
+@pytest.fixture
+def runtime() -> GatedRuntime:
+    return GatedRuntime()
+
+
+@pytest.fixture
+def node(api, runtime, database_url, redis_url, tmp_path) -> Iterator[LiveNode]:
+    make = partial(make_settings, database_url, redis_url, runtimes=("fake",))
+    with live_node(api.world, make, tmp_path / "home", runtime) as running:
+        yield running
+    assert api.rows("SELECT name FROM sandboxes WHERE state <> 'removed'") == []
+
+
+def create(api: ApiWorld, **changes) -> dict:
+    response = api.client.post("/v1/sandboxes", json=body(**changes))
+    assert response.status_code == 202, response.text
+    return response.json()
+
+
+def get(api: ApiWorld, sandbox_id: str) -> httpx.Response:
+    return api.client.get(f"/v1/sandboxes/{sandbox_id}")
+
+
+def state_of(api: ApiWorld, sandbox_id: str) -> str:
+    return get(api, sandbox_id).json()["status"]["state"]
+
+
+def record(api: ApiWorld, sandbox_id: str) -> dict:
+    response = api.client.get(f"/v1/sandboxes/{sandbox_id}/record")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def holds_nothing(api: ApiWorld) -> bool:
+    rows = api.rows(
+        "SELECT 1 FROM attempts WHERE tenant_id = %(me)s"
+        " AND state IN ('dispatched', 'starting', 'running', 'stopping', 'collecting')"
+    )
+    return not rows
+
+
+def test_create_answers_running_and_says_so_afterwards(api, node):
+    made = create(api, metadata={"a": "b"})
+    assert made["status"]["state"] == "Running"
+    assert made["status"]["reason"] == "CONTAINER_RUNNING"
+    assert get(api, made["id"]).json()["status"]["state"] == "Running"
+    assert node.events(made["id"]) == ["SANDBOX_ACCEPTED", "CONTAINER_RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ("missing", "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        ("broken", "DOCKER::SANDBOX_START_FAILED"),
+        ("slow-start", "SANDBOX_START_TIMEOUT"),
+    ],
+)
+def test_start_that_fails_says_why_and_holds_nothing(api, node, image, reason):
+    made = create(api, image={"uri": image})
+    assert made["status"]["state"] == "Failed"
+    assert made["status"]["reason"] == reason
+    assert len(made["status"]["message"]) > 10
+    until(lambda: holds_nothing(api))
+    refusal = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/44772")
+    assert refusal.status_code == 500
+    assert refusal.json()["code"].startswith("DOCKER::SANDBOX_")
+    assert made["status"]["message"] in refusal.json()["message"]
+    # It stays to be looked at until somebody deletes it.
+    assert get(api, made["id"]).status_code == 200
+    assert api.client.delete(f"/v1/sandboxes/{made['id']}").status_code == 204
+    assert get(api, made["id"]).status_code == 404
+
+
+def test_pause_and_resume(api, node, runtime):
+    made = create(api)
+    path = f"/v1/sandboxes/{made['id']}"
+    paused = api.client.post(f"{path}/pause")
+    assert (paused.status_code, paused.content) == (202, b"")
+    assert state_of(api, made["id"]) == "Paused"
+    assert get(api, made["id"]).json()["status"]["reason"] == "CONTAINER_PAUSED"
+    again = api.client.post(f"{path}/pause")
+    assert (again.status_code, again.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
+    assert api.client.post(f"{path}/resume").status_code == 202
+    assert state_of(api, made["id"]) == "Running"
+    again = api.client.post(f"{path}/resume")
+    assert (again.status_code, again.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_PAUSED")
+    assert runtime.calls.count("pause") == runtime.calls.count("resume") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DaemonError("the engine is out of order"), (500, "DOCKER::SANDBOX_PAUSE_FAILED")),
+        (NotSupportedError("this runtime cannot"), (501, "SANDBOX::API_NOT_SUPPORTED")),
+    ],
+)
+def test_pause_that_fails_is_told_and_leaves_it_running(api, node, runtime, error, told):
+    made = create(api)
+    runtime.fails["pause"] = error
+    response = api.client.post(f"/v1/sandboxes/{made['id']}/pause")
+    assert (response.status_code, response.json()["code"]) == told
+    assert error.message in response.json()["message"]
+    assert state_of(api, made["id"]) == "Running"
+    runtime.fails.clear()
+    assert api.client.post(f"/v1/sandboxes/{made['id']}/pause").status_code == 202
+    assert state_of(api, made["id"]) == "Paused"
+
+
+def test_state_follows_a_hand_on_the_node_itself(api, node, runtime):
+    made = create(api)
+    (handle,) = runtime.list()
+    runtime.pause(handle)
+    until(lambda: state_of(api, made["id"]) == "Paused")
+    runtime.resume(handle)
+    until(lambda: state_of(api, made["id"]) == "Running")
+
+
+def test_death_from_outside_is_a_failure_with_a_reason(api, node, runtime):
+    made = create(api)
+    runtime.kill()
+    until(lambda: state_of(api, made["id"]) == "Failed", 10)
+    status = get(api, made["id"]).json()["status"]
+    assert status["reason"] == "CONTAINER_EXITED_ERROR"
+    assert "ended" in status["message"]
+    assert runtime.list() == []
+    assert holds_nothing(api)
+    gone = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/8080")
+    assert (gone.status_code, gone.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
+    seen = record(api, made["id"])
+    assert seen["endedBy"] == f"worker:{node.worker.node_id}"
+    assert seen["events"][-1]["reason"] == "CONTAINER_EXITED_ERROR"
+
+
+def test_delete_of_a_queued_one_needs_no_node(api):
+    made = create(api, timeout=None)
+    assert made["status"]["state"] == "Pending"
+    assert "expiresAt" not in made
+    path = f"/v1/sandboxes/{made['id']}"
+    assert api.client.delete(path).status_code == 204
+    assert get(api, made["id"]).status_code == 404
+    assert api.client.get("/v1/sandboxes").json()["items"] == []
+    assert api.client.delete(path).status_code == 204
+    seen = record(api, made["id"])
+    assert (seen["status"]["state"], seen["endReason"]) == ("Terminated", "SANDBOX_DELETED")
+    assert seen["endedBy"].startswith("key:")
+    assert [event["reason"] for event in seen["events"]] == [
+        "SANDBOX_ACCEPTED",
+        "SANDBOX_DELETED",
+        "SANDBOX_DELETED",
+    ]
+
+
+def test_delete_during_a_start_that_takes_minutes_is_obeyed_at_once(api, node, runtime):
+    """The start cannot be called off, so what comes of it is taken away, and nobody waits for that."""
+    made = create(api, image={"uri": "slow"})
+    assert made["status"]["state"] == "Pending"
+    assert runtime.begun.wait(10)
+    assert api.client.delete(f"/v1/sandboxes/{made['id']}").status_code == 204
+    until(lambda: get(api, made["id"]).status_code == 404, 5)
+    assert holds_nothing(api)
+    assert record(api, made["id"])["endReason"] == "SANDBOX_DELETED"
+    # Others start meanwhile, and the late one goes without a trace.
+    assert create(api)["status"]["state"] == "Running"
+    runtime.gate.set()
+    until(lambda: len(runtime.list()) == 1 and runtime.calls.count("create") == 2)
+    until(lambda: len(api.rows("SELECT 1 FROM sandboxes WHERE state <> 'removed'")) == 1)
+    assert node.events(made["id"]) == ["SANDBOX_ACCEPTED", "SANDBOX_DELETED", "SANDBOX_DELETED"]
+
+
+@pytest.mark.parametrize("before", ["Running", "Paused"])
+def test_delete_of_a_live_one(api, node, runtime, before):
+    made = create(api)
+    if before == "Paused":
+        api.client.post(f"/v1/sandboxes/{made['id']}/pause")
+    assert api.client.delete(f"/v1/sandboxes/{made['id']}").status_code == 204
+    assert get(api, made["id"]).status_code == 404
+    assert runtime.list() == []
+    assert holds_nothing(api)
+    assert api.client.delete(f"/v1/sandboxes/{made['id']}").status_code == 204
+    trial = api.world.trial(made["id"])
+    assert (trial["state"], trial["outcome"]) == ("finished", "cancelled")
+    # What it used is known although it was ended from outside.
+    assert api.world.attempt(made["id"], 1)["usage"]["cpu_seconds"] == 0.0
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_delete_while_a_wish_is_being_obeyed(api, node, runtime, verb, monkeypatch):
+    made = create(api)
+    path = f"/v1/sandboxes/{made['id']}"
+    if verb == "resume":
+        api.client.post(f"{path}/pause")
+    original = getattr(GatedRuntime, verb)
+
+    def slowly(self, handle):
+        self.begun.set()
+        assert self.gate.wait(30)
+        original(self, handle)
+
+    monkeypatch.setattr(GatedRuntime, verb, slowly)
+    assert api.client.post(f"{path}/{verb}").status_code == 202  # it waits a while only
+    assert runtime.begun.is_set()
+    passing = {"pause": "Pausing", "resume": "Resuming"}[verb]
+    assert state_of(api, made["id"]) == passing
+    assert api.client.delete(path).status_code == 204
+    assert state_of(api, made["id"]) == "Stopping"
+    late = api.client.post(f"{path}/{verb}")
+    assert late.status_code == 409
+    renewed = api.client.post(
+        f"{path}/renew-expiration", json={"expiresAt": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+    )
+    assert (renewed.status_code, renewed.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
+    runtime.gate.set()
+    until(lambda: get(api, made["id"]).status_code == 404)
+    assert record(api, made["id"])["status"]["state"] == "Terminated"
+
+
+def expire(api: ApiWorld, sandbox_id: str) -> None:
+    api.world.execute(
+        "UPDATE sandbox_sessions SET expires_at = clock_timestamp() - interval '1 s' WHERE trial_id = %(id)s",
+        id=sandbox_id,
+    )
+
+
+def test_expired_one_is_ended_by_the_scheduler(api, node, runtime):
+    made = create(api)
+    api.client.post(f"/v1/sandboxes/{made['id']}/pause")
+    expire(api, made["id"])
+    until(lambda: get(api, made["id"]).status_code == 404)
+    seen = record(api, made["id"])
+    assert (seen["status"]["state"], seen["endReason"], seen["endedBy"]) == (
+        "Terminated",
+        "SANDBOX_EXPIRED",
+        "scheduler",
+    )
+    assert runtime.list() == []
+
+
+def test_expired_one_is_ended_by_its_node_when_no_scheduler_is_there(api, node, runtime):
+    made = create(api)
+    node.scheduler.stop()
+    api.world.execute(
+        "UPDATE sandbox_sessions SET expires_at = clock_timestamp() - interval '6 s' WHERE trial_id = %(id)s",
+        id=made["id"],
+    )
+    until(lambda: get(api, made["id"]).status_code == 404)
+    seen = record(api, made["id"])
+    assert (seen["endReason"], seen["endedBy"]) == ("SANDBOX_EXPIRED", f"worker:{node.worker.node_id}")
+    assert runtime.list() == []
+
+
+def test_expired_one_that_waits_is_ended(api):
+    """No node at all: the scheduler's sweep alone ends it."""
+    made = create(api)
+    expire(api, made["id"])
+    told = []
+    SessionSweeper(api.engine, tell_nodes=lambda _: None, tell=told.append).run()
+    assert get(api, made["id"]).status_code == 404
+    assert [str(each) for each in told] == [made["id"]]
+    assert record(api, made["id"])["endReason"] == "SANDBOX_EXPIRED"
+
+
+def test_one_that_no_node_takes_fails_in_words(api):
+    made = create(api, extensions={"sandmill.runtime": "docker"})
+    api.world.execute("UPDATE trials SET queue_deadline = clock_timestamp() - interval '1 s'")
+    Reaper(api.engine, lease_grace_seconds=5.0).sweep()
+    SessionSweeper(api.engine, tell_nodes=lambda _: None, tell=lambda _: None).run()
+    status = get(api, made["id"]).json()["status"]
+    assert (status["state"], status["reason"]) == ("Failed", "SANDBOX_NOT_SCHEDULED")
+    assert "no node had room" in status["message"]
+
+
+def test_renewed_one_lives_on_and_a_shorter_time_counts_too(api, node):
+    made = create(api)
+    path = f"/v1/sandboxes/{made['id']}/renew-expiration"
+    later = datetime.now(UTC) + timedelta(hours=2)
+    renewed = api.client.post(path, json={"expiresAt": later.isoformat()})
+    assert renewed.status_code == 200
+    assert datetime.fromisoformat(renewed.json()["expiresAt"]) == later
+    assert datetime.fromisoformat(get(api, made["id"]).json()["expiresAt"]) == later
+    sooner = datetime.now(UTC) + timedelta(seconds=1.5)
+    assert api.client.post(path, json={"expiresAt": sooner.isoformat()}).status_code == 200
+    until(lambda: get(api, made["id"]).status_code == 404)
+
+
+def test_drained_worker_ends_what_runs_and_gives_back_what_starts(api, node, runtime):
+    running = create(api)
+    starting = create(api, image={"uri": "slow"})
+    assert runtime.begun.wait(10)
+    node.scheduler.stop()
+    node.worker.drain()
+    until(lambda: state_of(api, running["id"]) == "Failed")
+    assert get(api, running["id"]).json()["status"]["reason"] == "NODE_STOPPED"
+    until(lambda: api.world.trial(starting["id"])["state"] == "retry_wait")
+    assert state_of(api, starting["id"]) == "Pending"
+    assert "NODE_STOPPED" in node.events(starting["id"])
+    assert api.client.delete(f"/v1/sandboxes/{starting['id']}").status_code == 204
+    assert get(api, starting["id"]).status_code == 404
+
+
+def test_node_that_is_drained_by_an_operator_ends_its_sandboxes(api, node, runtime):
+    made = create(api)
+    api.world.execute("UPDATE attempts SET desired = 'preempt' WHERE state = 'running'")
+    until(lambda: state_of(api, made["id"]) == "Failed")
+    assert get(api, made["id"]).json()["status"]["reason"] == "NODE_DRAINED"
+    assert runtime.list() == []
+
+
+def test_lost_lease_ends_the_sandbox_and_the_scheduler_tells(api, node, runtime):
+    made = create(api)
+    api.world.execute(
+        "UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'test' WHERE ended_at IS NULL"
+    )
+    until(lambda: state_of(api, made["id"]) == "Failed")
+    assert get(api, made["id"]).json()["status"]["reason"] == "NODE_LOST"
+    until(lambda: runtime.list() == [])
+    # The next session of the same worker takes new ones.
+    until(lambda: create(api)["status"]["state"] == "Running")
+
+
+def test_lost_start_is_tried_again(api, node, runtime):
+    made = create(api, image={"uri": "slow"})
+    assert runtime.begun.wait(10)
+    api.world.execute(
+        "UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = 'test' WHERE ended_at IS NULL"
+    )
+    until(lambda: api.world.trial(made["id"])["fence"] == 2)
+    runtime.gate.set()
+    until(lambda: state_of(api, made["id"]) == "Running")
+    until(lambda: len(runtime.list()) == 1)
+    assert api.world.trial(made["id"])["infra_losses"] == 1
+
+
+def test_claim_without_anybody_is_given_back_and_started(api, node):
+    """The reply to a claim was lost: the heartbeat sees that nobody runs it, and it is started after all."""
+    node.scheduler.stop()
+    made = create(api)
+    assert made["status"]["state"] == "Pending"
+    world = node.world
+    world.dispatcher.tick()
+    (bell,) = world.bells.rung
+    assert Seat(world, node.worker.node_id, node.worker._lease.session_id).claim(bell) is not None
+    until(lambda: world.trial(made["id"])["state"] in {"queued", "retry_wait"})
+
+    def is_rung_again() -> bool:
+        node.scheduler._reaper.sweep()
+        world.dispatcher.tick()
+        for again in world.bells.rung[1:]:
+            node.ring(again)
+        return len(world.bells.rung) > 1
+
+    until(is_rung_again)
+    until(lambda: state_of(api, made["id"]) == "Running")
+
+
+def test_quota_counts_live_sandboxes_and_comes_back(api, node):
+    api.rows("UPDATE tenants SET max_running = 2 WHERE id = %(me)s RETURNING id")
+    first, second = create(api), create(api)
+    third = create(api)
+    assert third["status"]["state"] == "Pending"
+    assert api.client.delete(f"/v1/sandboxes/{first['id']}").status_code == 204
+    until(lambda: state_of(api, third["id"]) == "Running")
+    for made in (second, third):
+        api.client.delete(f"/v1/sandboxes/{made['id']}")
+    assert holds_nothing(api)
+
+
+def test_thread_of_a_node_is_free_while_sandboxes_live(api, node):
+    """More live at once than the node has slots: none of them holds one."""
+    count = node.settings.worker_slots + 4
+    made = [create(api)["id"] for _ in range(count)]
+    until(lambda: all(state_of(api, each) == "Running" for each in made))
+    assert len(node.worker._sessions) == count
+    for each in made:
+        assert api.client.delete(f"/v1/sandboxes/{each}").status_code == 204
+    assert len(node.worker._sessions) == 0
