@@ -359,7 +359,7 @@ class SessionKeeper:
                 del self._starting[start.claimed.trial_id]
                 start.is_given_up = True
         for start in unwanted:
-            self._actions.submit(self._give_up, start)
+            self._submit(lambda start=start: self._give_up(start))  # type: ignore[misc]
         for live in idle:
             if live.control.stop.is_set():
                 self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]

@@ -10,7 +10,7 @@ from api.schemas.errors import ErrorView
 from api.services import Services
 from core.errors import UnavailableError
 
-__all__ = ["router"]
+__all__ = ["release", "router"]
 
 router = APIRouter(tags=["operation"])
 
@@ -53,11 +53,15 @@ def readyz(services: Services) -> HealthView:
 @router.get("/version", summary="What runs here?")
 def get_version() -> VersionView:
     """Name the release."""
+    return VersionView(name="sandmill-server", version=release())
+
+
+def release() -> str:
+    """Give the version of this server."""
     try:
-        release = version("sandmill-server")
+        return version("sandmill-server")
     except PackageNotFoundError:
-        release = "0+source"
-    return VersionView(name="sandmill-server", version=release)
+        return "0+source"
 
 
 @router.get(

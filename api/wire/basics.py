@@ -1,9 +1,8 @@
 """Health and version, where official clients look for them."""
 
-import importlib.metadata
-
 from fastapi import APIRouter
 
+from api.routes.health import release
 from api.wire.errors import WIRE_TAG
 
 __all__ = ["router"]
@@ -20,4 +19,4 @@ def health() -> dict[str, str]:
 @router.get("/version")
 def version() -> dict[str, str]:
     """Give the version of this server."""
-    return {"version": importlib.metadata.version("sandmill-server")}
+    return {"version": release()}

@@ -1,6 +1,7 @@
 """The real application over real Postgres and Valkey; in process for most, behind uvicorn where streams matter."""
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -114,6 +115,18 @@ def make_settings(database_url: str, redis_url: str, home: Path, **changes: Any)
     return Settings(**values)
 
 
+@contextlib.contextmanager
+def changed_settings(app: FastAPI, **changes: Any) -> Iterator[None]:
+    """Let what the application does with each request obey other settings."""
+    before = app.state.services
+    settings = before.settings.model_copy(update=changes)
+    app.state.services = dataclasses.replace(before, settings=settings)
+    try:
+        yield
+    finally:
+        app.state.services = before
+
+
 @dataclass
 class RunningApi:
     """A served application, before any tenant."""
@@ -159,6 +172,13 @@ def api(shared_api: RunningApi) -> Iterator[ApiWorld]:
     """A tenant of its own at an application shared by the session."""
     with shared_api.new_tenant() as opened:
         yield opened
+
+
+@pytest.fixture
+def no_waiting(shared_api: RunningApi) -> Iterator[None]:
+    """Let creates of sandboxes be answered at once: where there is no node, nothing comes to run."""
+    with changed_settings(shared_api.app, sandbox_create_wait_seconds=0.0):
+        yield
 
 
 @pytest.fixture

@@ -34,6 +34,16 @@ MESSAGE = f"""
     INSERT INTO webhook_deliveries (id, tenant_id, endpoint_id, target, event, subject_id, payload)
     SELECT gen_random_uuid(), tenant_id, id, 'x', 'trial.finished', {DONE}, '{{}}' FROM webhook_endpoints"""
 
+
+def session(trial: str, state: str, columns: str = "", values: str = "") -> str:
+    """Let a trial be a live sandbox."""
+    return f"""
+        INSERT INTO sandbox_sessions (trial_id, tenant_id, entrypoint, access_token, state, state_reason{columns})
+        SELECT id, tenant_id, '{{}}', 't', '{state}', 'TOLD'{values} FROM trials WHERE id = {trial}"""
+
+
+ENDED = ", ended_at, end_reason, ended_by"
+
 PLANTS = {
     "ends_twice": f"{EVENT} ({DONE}, 'trial', 1, 'ghost', 'finished', 'finished')",
     "batch_ends_early": f"""
@@ -124,6 +134,18 @@ PLANTS = {
     "pool_over_max": f"{MEMBER}; UPDATE sandbox_pools SET pool_max = 0, updated_at = {LONG_AGO}",
     "member_too_old": f"{MEMBER}; UPDATE sandbox_sessions SET running_at = clock_timestamp() - interval '3 hours'",
     "member_without_pool": f"{MEMBER}; UPDATE sandbox_sessions SET state_at = {LONG_AGO}; DELETE FROM sandbox_pools",
+    "session_missing": f"UPDATE jobs SET kind = 'session' WHERE id = (SELECT job_id FROM trials WHERE id = {QUEUED})",
+    "session_ends_early": session(QUEUED, "Failed", ENDED, ", clock_timestamp(), 'TOLD', 'ghost'"),
+    "session_outlives_trial": session(DONE, "Running")
+    + f"; UPDATE trials SET finished_at = {LONG_AGO} WHERE id = {DONE}",
+    "session_runs_unstarted": session(QUEUED, "Running"),
+    "session_runs_without_attempt": session(RUNNING, "Paused")
+    + f"; UPDATE attempts SET state = 'starting' WHERE trial_id = {RUNNING}",
+    "session_stuck": session(RUNNING, "Stopping", ", state_at", f", {LONG_AGO}"),
+    "session_hidden_alive": session(RUNNING, "Running", ", hidden_at", ", clock_timestamp()"),
+    "session_expired": session(RUNNING, "Running", ", expires_at", f", {LONG_AGO}"),
+    "session_not_as_told": session(RUNNING, "Running"),
+    "session_end_untold": session(DONE, "Failed", ", ended_at", ", clock_timestamp()"),
     "story_broken": f"{EVENT} ({RUNNING}, 'trial', 1, 'ghost', 'queued', 'running')",
 }
 
