@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.body import small_json_body
-from api.json_body import parse_json
 from api.services import ApiServices, Caller, IdempotencyKey, Services, make_identity
-from api.validation import check_schema
+from api.wire.bodies import read_body, read_json
 from api.wire.errors import WIRE_TAG
 from api.wire.sandboxes import SandboxId
 from api.wire.schemas import SnapshotListView, SnapshotRequest
@@ -49,8 +48,8 @@ def create_snapshot(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept a snapshot: after the commit it is made, or fails with a message, whatever crashes."""
-    value = parse_json(body)
-    name = check_schema(SnapshotRequest, value).name
+    value = read_json(body)
+    name = read_body(SnapshotRequest, value).name
     identity = make_identity(idempotency_key, f"sandboxes/{sandbox_id}/snapshots", value)
     with services.engine.begin() as connection:
         row, is_replayed = services.snapshots(connection, caller).create(

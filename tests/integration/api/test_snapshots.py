@@ -12,6 +12,7 @@ from runtimes.base import FileUpload
 from runtimes.fake import FakeRuntime
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
+from tests.support.invariants import SANDBOXES_BY_HAND
 from tests.support.live_sandboxes import LiveNode, create_body, live_node, wait_for_state, wait_until
 from tests.support.runtime_fixtures import real_kind, runtime_folder  # noqa: F401 -- fixtures are found by name
 from tests.support.sandboxes import is_root
@@ -399,6 +400,7 @@ def test_one_whose_sandbox_was_lost_fails_in_words(client, node, runtime, own_ap
     assert "ended before the snapshot was made" in failed["message"]
 
 
+@SANDBOXES_BY_HAND
 def test_one_whose_node_never_comes_back_is_given_up(client, node, own_api):
     sandbox = create(client)
     node.lose()

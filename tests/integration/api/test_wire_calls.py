@@ -11,6 +11,7 @@ import pytest
 
 from core.ids import new_id
 from tests.integration.api.conftest import ApiWorld, changed_settings
+from tests.support.invariants import SANDBOXES_BY_HAND
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -49,12 +50,6 @@ def put_in_state(api: ApiWorld, sandbox_id: str, state: str, **columns: Any) -> 
         id=sandbox_id,
         reason=reason,
     )
-
-
-RUNS_UNSTARTED = pytest.mark.breaks_invariants(
-    "session_runs_unstarted", "session_ends_early", "session_not_as_told", "session_end_untold",
-    reason="rows are moved without a node",
-)  # fmt: skip
 
 
 def test_list_is_newest_first_in_pages(api):
@@ -97,7 +92,7 @@ def test_page_that_is_none_is_told_by_place(api, query, loc, kind):
     assert (detail["loc"], detail["type"]) == (loc, kind)
 
 
-@RUNS_UNSTARTED
+@SANDBOXES_BY_HAND
 def test_states_are_joined_and_their_case_counts_for_nothing(api):
     one, two, three = (make(api) for _ in range(3))
     put_in_state(api, one, "Running")
@@ -240,7 +235,7 @@ def test_expiry_is_judged_by_the_clock_of_the_database(api, monkeypatch):
     assert (refused.status_code, refused.json()["code"]) == (400, "DOCKER::INVALID_EXPIRATION")
 
 
-@RUNS_UNSTARTED
+@SANDBOXES_BY_HAND
 @pytest.mark.parametrize("state", ["Stopping", "Terminated", "Failed"])
 def test_expiry_of_one_that_ends_is_not_moved(api, state):
     """B-001: a renewal that comes with the expiry either counts or says that it does not."""
@@ -261,7 +256,7 @@ def endpoint(api: ApiWorld, sandbox: str, port: Any, query: str = "", prefix: st
     return api.client.get(f"{prefix}/sandboxes/{sandbox}/endpoints/{port}{query}")
 
 
-@RUNS_UNSTARTED
+@SANDBOXES_BY_HAND
 def test_endpoints_of_one_that_runs(api):
     sandbox = make(api)
     put_in_state(api, sandbox, "Running", node_id=node_with_ingress(api))
@@ -282,7 +277,7 @@ def test_endpoints_of_one_that_runs(api):
     assert endpoint(api, sandbox, 8080).status_code == 200
 
 
-@RUNS_UNSTARTED
+@SANDBOXES_BY_HAND
 def test_every_port_of_a_secure_one_needs_its_token(api):
     sandbox = make(api, secureAccess=True)
     put_in_state(api, sandbox, "Running", node_id=node_with_ingress(api))
@@ -497,7 +492,7 @@ def test_pages_of_any_origin_may_call(api):
         "Access-Control-Request-Headers": "open-sandbox-api-key",
     }
     with api.new_client() as page:
-        for path in ("/v1/sandboxes", "/sandboxes/x/proxy/80/y", "/v1/metrics/events", "/health"):
+        for path in ("/v1/sandboxes", "/sandboxes/x/metadata", "/v1/metrics/events", "/health"):
             before = page.request("OPTIONS", path, headers=asked)
             assert before.status_code == 200
             assert before.headers["Access-Control-Allow-Origin"] == "*"

@@ -12,6 +12,9 @@ from core.errors import NotFoundError, UnavailableError
 from models.live_sandboxes import WireState
 from services.sandbox_directory import DatabaseDirectory
 from services.wake import Wake
+from tests.support.invariants import SANDBOXES_BY_HAND
+
+pytestmark = SANDBOXES_BY_HAND
 
 INSERT = """
 INSERT INTO sandbox_sessions (trial_id, tenant_id, entrypoint, access_token, node_id, runtime, sandbox_name,

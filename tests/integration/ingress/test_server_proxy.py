@@ -27,6 +27,9 @@ from tests.support.ingress import (
     running_ingress,
     status_of,
 )
+from tests.support.invariants import SANDBOXES_BY_HAND
+
+pytestmark = SANDBOXES_BY_HAND
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
