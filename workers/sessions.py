@@ -305,7 +305,11 @@ class SessionKeeper:
 
         failpoint("session.before_create")
         if start.control.stop.is_set():
-            raise RuntimeUnavailableError("it was ended before it was started")
+            # An earlier worker of this node may have made it.
+            made = next((each for each in runtime.list() if each.name == spec.name), None)
+            if made is None:
+                raise RuntimeUnavailableError("it was ended before it was started")
+            return made, kept.pool_id
         handle = start_sandbox(
             runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
         )

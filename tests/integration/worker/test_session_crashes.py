@@ -23,7 +23,7 @@ from tests.support.nursery import Nursery, running_nursery
 from tests.support.queue import QueueWorld
 from tests.support.sandboxes import is_root
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(not is_root(), reason="the zygote needs root")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(not is_root(), reason="the zygote needs root")]
 
 POINTS_OF_A_CREATE = (
     "worker.after_claim",
