@@ -221,11 +221,7 @@ class SessionKeeper:
             else:
                 handle = find_sandbox(runtime, claimed)
         except SandmillError as error:
-            if isinstance(error, EntrypointFailedError):
-                self._outputs.keep_failure(claimed.trial_id, error)
-            if self._settle(start):
-                end = _wanted_end(control) or _failed_start(error, is_new=is_new)
-                self._write_end(start, end, SandboxStats(), is_removed=True)
+            self._fail(start, error, is_new=is_new)
             return False
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
@@ -254,6 +250,14 @@ class SessionKeeper:
         # A wish or a stop that came meanwhile found nobody.
         self.wake()
         return True
+
+    def _fail(self, start: _Start, error: SandmillError, *, is_new: bool) -> None:
+        """Write that a sandbox could not be made, or is not there any more; nothing of it is left."""
+        if isinstance(error, EntrypointFailedError):
+            self._outputs.keep_failure(start.claimed.trial_id, error)
+        if self._settle(start):
+            end = _wanted_end(start.control) or _failed_start(error, is_new=is_new)
+            self._write_end(start, end, SandboxStats(), is_removed=True)
 
     def _kill(self, live: _Live) -> None:
         """Called by whoever stops the attempt. Only what is not ours any more goes at once.
