@@ -48,7 +48,7 @@ SETTINGS = {
     "SANDMILL_LOG_LEVEL": "info",
     "SANDMILL_SECRET_KEY": base64.b64encode(bytes(range(32))).decode(),
     "SANDMILL_WEBHOOK_ALLOWED_NETWORKS": '["127.0.0.0/8"]',
-    # A message whose sender died is due again half a minute after that.
+    # A message whose sender died is due again a minute and a half after that.
     "SANDMILL_WEBHOOK_TIMEOUT_SECONDS": "1",
 }
 WEBHOOK = "chaos"

@@ -17,8 +17,8 @@ from tests.chaos.harness import ChaosStack, Submitted
 
 __all__ = ["Verdict", "judge", "left_behind", "untold"]
 
-TOLD_SECONDS = 60.0
-"""For how long ends may be on their way to the receiver: a message whose sender died is due again after 35 s."""
+TOLD_SECONDS = 120.0
+"""For how long ends may be on their way to the receiver: what a dead sender had is due again after 91 s."""
 
 GONE_SECONDS = 40.0
 """For how long what is over may be there: two rounds of a worker that looks for it."""
