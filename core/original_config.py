@@ -74,7 +74,7 @@ _CAPABILITIES = f"all capabilities are dropped, in writable sandboxes all but {'
 _KUBERNETES = "there is no Kubernetes runtime; sandboxes run on the nodes of this installation"
 _STORE = "everything is kept in Postgres, in a database of its own: set [node] database_url"
 _EGRESS = "sandboxes have no way out of their network, so there is none to filter"
-_RENEW = "use of a sandbox does not renew it: clients call renew-expiration"
+_RENEW = "use renews each sandbox that asks for it by access.renew.extend.seconds, at most once a minute"
 _LOG_FILES = "programs write to stderr, and `up` keeps that in the folder logs of [node] home, bounded"
 _PORTS = "no port of a container is published: they are reached by the ingress, see [ingress]"
 _SERVER_LOOP = "the server has one event loop and one parser"
@@ -229,8 +229,8 @@ ORIGINAL_KEYS: Mapping[str, Rule] = {
         Ignored(_EGRESS),
     ),
     **_all("egress.upstream_proxy", "url authorization ca_cert_path ca_secret_name", Ignored(_EGRESS)),
-    "renew_intent.enabled": Ignored(_RENEW, harmless=(False,)),
-    "renew_intent.min_interval_seconds": _only_when("renew_intent.enabled", _RENEW),
+    "renew_intent.enabled": Ignored(_RENEW, harmless=(True, False)),
+    "renew_intent.min_interval_seconds": Ignored(_RENEW, harmless=(60,)),
     **_all(
         "renew_intent.redis",
         "enabled dsn queue_key consumer_concurrency",

@@ -17,6 +17,7 @@ from ingress.limits import Limits
 from ingress.sandboxes import Sandboxes
 from ingress.server import IngressServer
 from runtimes.node import node_runtimes
+from services.access_renewal import AccessRenewer
 from services.sandbox_directory import DatabaseDirectory
 from traffic.access import AccessNotes
 
@@ -66,10 +67,11 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     )
     runtimes = node_runtimes(settings)
     directory = DatabaseDirectory(engine)
+    renewer = AccessRenewer(engine)
     directory.listen(settings.redis_url.get_secret_value())
     limits = Limits()
     sandboxes = Sandboxes(NodeId(settings.home_path / "node"), runtimes, limits)
-    server = IngressServer(directory, sandboxes, notes=AccessNotes(_note_access), limits=limits)
+    server = IngressServer(directory, sandboxes, notes=AccessNotes(renewer.note), limits=limits)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,14 +84,10 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     finally:
         await server.stop(grace_seconds=_GRACE_SECONDS)
         await directory.aclose()
+        renewer.close()
         for runtime in runtimes.values():
             runtime.close()
         engine.dispose()
-
-
-def _note_access(sandbox_id: UUID) -> None:
-    """Stand in for what prolongs a sandbox that is used."""
-    log.debug("sandbox_reached", sandbox_id=str(sandbox_id))
 
 
 def _raise_file_limit() -> None:

@@ -93,13 +93,6 @@ WITH moved AS (
 SELECT trial_id FROM moved
 """
 
-# By the clock of the database: whoever's clock is wrong moves no expiry backwards.
-_EXTEND = """
-UPDATE sandbox_sessions SET expires_at = clock_timestamp() + make_interval(secs => renew_seconds)
-WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND state = 'Running' AND renew_seconds IS NOT NULL
-  AND expires_at < clock_timestamp() + make_interval(secs => renew_seconds)
-"""
-
 _WISH = """
 WITH moved AS (
   UPDATE sandbox_sessions SET state = %(state)s, state_reason = %(reason)s, state_message = NULL,
@@ -283,10 +276,6 @@ class LiveSandboxRepository(TenantSqlRepository):
     def renew(self, sandbox_id: UUID, expires_at: datetime, *, actor: str) -> bool:
         """Move the expiry. False: it has none, or has ended."""
         return bool(self._mine(_RENEW, {"id": sandbox_id, "expires_at": expires_at, "actor": actor}))
-
-    def extend(self, sandbox_id: UUID) -> None:
-        """Move the expiry on after a use, if the sandbox asks for that."""
-        self._mine_count(_EXTEND, {"id": sandbox_id})
 
     def wish(self, sandbox_id: UUID, wish: WishRow) -> UUID | None:
         """Write what is wished of one that has not ended; gives the node that has to hear of it."""

@@ -111,6 +111,13 @@ INSERT INTO sandbox_events (trial_id, actor, reason, message)
 SELECT trial_id, %(actor)s, end_reason, state_message FROM ended
 """
 
+# By the clock of the database, and never backwards.
+_EXTEND = """
+UPDATE sandbox_sessions SET expires_at = clock_timestamp() + make_interval(secs => renew_seconds)
+WHERE trial_id = %(trial_id)s AND state = 'Running' AND renew_seconds IS NOT NULL
+  AND expires_at < clock_timestamp() + make_interval(secs => renew_seconds)
+"""
+
 _EXPIRED = """
 SELECT s.trial_id, s.tenant_id FROM sandbox_sessions s
 WHERE s.hidden_at IS NULL AND s.expires_at < clock_timestamp() - make_interval(secs => %(slack)s)
@@ -253,6 +260,10 @@ class SessionKeepingRepository(SqlRepository):
             "is_wanted": is_wanted,
         }
         return self._count(_END, parameters) == 1
+
+    def extend(self, trial_id: UUID) -> bool:
+        """Move the expiry of a running sandbox on after a use, if it asks for that. False: it stays as it was."""
+        return self._count(_EXTEND, {"trial_id": trial_id}) == 1
 
     def expired(self, *, slack_seconds: float = 0.0, node_id: UUID | None = None) -> list[ExpiredSandbox]:
         """Lock those whose time is over by so much. node_id: only of that node."""

@@ -261,10 +261,6 @@ class LiveSandboxService:
             raise _wrong_state(row, "renewed", "Running or Paused")
         return expires_at
 
-    def extend(self, sandbox_id: UUID) -> None:
-        """Note a use: the expiry moves on, if the sandbox was made so."""
-        self._sandboxes.extend(sandbox_id)
-
     def delete(self, sandbox_id: UUID) -> Deletion:
         """End it, whatever its state; again is no error, also after its end."""
         row = self._sandboxes.lock(sandbox_id)

@@ -1,6 +1,5 @@
 """A live sandbox from claim to running: what is made, from what, and what is told meanwhile."""
 
-import resource
 import time
 from collections.abc import Callable
 from uuid import UUID
@@ -105,7 +104,7 @@ def to_sandbox_spec(
             memory_bytes=resources.memory_bytes,
             disk_bytes=resources.disk_bytes,
             pids=resources.pids,
-            open_files=_most_open_files(spec.open_files),
+            open_files=spec.open_files,
             gpu=resources.gpu,
         ),
         env=spec.env,
@@ -124,12 +123,6 @@ def to_sandbox_spec(
         volumes=[_mount(volume, owner=str(claimed.tenant_id)) for volume in spec.volumes],
         oci_runtime=spec.oci_runtime,
     )
-
-
-def _most_open_files(wanted: int) -> int:
-    """Give what is wanted, as far as this host lets anybody have it: an engine that may not raise it starts nothing."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _mount(volume: Volume, *, owner: str) -> VolumeMount:

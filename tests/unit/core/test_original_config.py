@@ -60,6 +60,7 @@ ASKS_FOR_NOTHING = [
     '[secure_runtime]\ntype = ""\ndocker_runtime = ""\nk8s_runtime_class = ""',
     '[ingress]\nmode = "direct"\ngateway = {address = "*.example.org", route = {mode = "wildcard"}}',
     '[ingress.secure_access]\nactive_key = ""\nkeys = []',
+    "[renew_intent]\nenabled = true\nmin_interval_seconds = 60",
     '[renew_intent]\nenabled = false\nmin_interval_seconds = 60\nredis = {enabled = true, dsn = "redis://x"}',
     '[otel]\nenabled = false\nendpoint = "http://x"',
 ]
@@ -120,9 +121,9 @@ WITHOUT_EFFECT = [
         "no way out",
     ),
     (
-        "[renew_intent]\nenabled = true\nmin_interval_seconds = 60",
-        "[renew_intent] enabled, min_interval_seconds are",
-        "renew-expiration",
+        "[renew_intent]\nenabled = true\nmin_interval_seconds = 5",
+        "[renew_intent] min_interval_seconds is",
+        "once a minute",
     ),
     (
         '[otel]\nenabled = true\nendpoint = "http://x"',
