@@ -6,10 +6,11 @@ OSError. Numbers from 424 on are the same on every architecture; older ones are 
 
 import ctypes
 import errno
+import mmap
 import os
 import signal
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 __all__ = [
@@ -45,11 +46,12 @@ __all__ = [
     "new_mount",
     "open_below",
     "reconfigure",
+    "run_in_this_memory",
     "unmount",
     "unshare",
 ]
 
-_CLONE_VM: Final = 0x00000100
+_CLONE_VM, _CLONE_VFORK, _CLONE_PARENT_SETTID = 0x00000100, 0x00004000, 0x00100000
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWCGROUP: Final = 0x02000000
 CLONE_NEWUTS: Final = 0x04000000
@@ -85,7 +87,13 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RE
 _CLONE_PIDFD, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x1000, 0x00200000, 0x01000000
 _CLONE_INTO_CGROUP: Final = 0x200000000
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = 1, 24, 38, 40
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS = (
+    1,
+    4,
+    24,
+    38,
+    40,
+)
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_SET_MODE_FILTER: Final = 1
 _CAPABILITY_VERSION: Final = 0x20080522
@@ -99,6 +107,10 @@ _HOLDING_THE_LOCK = ctypes.PyDLL(None, use_errno=True)
 _IDLE_STACK_BYTES: Final = 16 << 10
 _IDLE_STACK = ctypes.create_string_buffer(_IDLE_STACK_BYTES)
 """Of all idle processes: each does the same there, once."""
+
+
+_BORROWER_STACK_BYTES: Final = 1 << 20
+_Borrower: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class _FilterProgram(ctypes.Structure):
@@ -214,10 +226,12 @@ def detach_root() -> None:
 
 
 def fork_into(flags: int, *, cgroup: int | None = None) -> tuple[int, int]:
-    """Fork, as `os.fork`, into new namespaces and a version 2 control group (its folder's descriptor).
+    """Fork into new namespaces and a version 2 control group (its folder's descriptor).
 
-    Gives (process id, pidfd), (0, -1) in the child. For processes of one thread only: other threads' locks would stay
-    locked in the child.
+    Gives (process id, pidfd), (0, -1) in the child. For processes of one thread only, which holds no lock: those of
+    other threads would stay locked in the child. So there is nothing to put right after the fork, and what `os.fork`
+    does for that is left out: it would write to half a megabyte of the child's memory. Functions that modules have
+    registered for forks do not run either.
     """
     own_thread_id = ctypes.c_void_p()
     _check(_LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(own_thread_id), 0, 0, 0))
@@ -241,17 +255,49 @@ def fork_into(flags: int, *, cgroup: int | None = None) -> tuple[int, int]:
         0,
         cgroup or 0,
     )
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
     pid: int = _HOLDING_THE_LOCK.syscall(ctypes.c_long(_CLONE3), arguments, ctypes.c_size_t(len(arguments)))
-    number = ctypes.get_errno()
     if pid == 0:
-        python.PyOS_AfterFork_Child()
         return 0, -1
-    python.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(number, os.strerror(number))
+    _check(pid)
     return pid, pidfd.value
+
+
+def run_in_this_memory(work: Callable[[int], int], flags: int) -> int:
+    """Have another process, in new namespaces, do the work in the memory of this one, which waits for its end.
+
+    What the work leaves behind in Python is there afterwards; descriptors, signal handling, working directory, rights
+    and all else that the kernel keeps for a process is the other's own. work: is given the number of its process;
+    returns the status to exit with, and has to return: ended in its midst, it would leave this process's Python in a
+    state to which there is no stack. Gives the wait status. For processes of one thread only.
+    """
+    number = ctypes.c_int(0)
+    caught: list[BaseException] = []
+
+    def borrow(_: int | None) -> int:
+        try:
+            return work(number.value)
+        except BaseException as error:  # noqa: BLE001 -- raised below, where there is somebody to catch it
+            caught.append(error)
+            return 1
+
+    flags |= _CLONE_VM | _CLONE_VFORK | _CLONE_PARENT_SETTID | signal.SIGCHLD
+    borrower = _Borrower(borrow)
+    with mmap.mmap(-1, _BORROWER_STACK_BYTES) as stack:
+        bottom = ctypes.c_char.from_buffer(stack)
+        top = ctypes.addressof(bottom) + _BORROWER_STACK_BYTES
+        pid: int = _LIBC.clone(
+            borrower, ctypes.c_void_p(top), ctypes.c_int(flags), None, ctypes.byref(number), None, None
+        )
+        failure = ctypes.get_errno()
+        del bottom
+    if pid < 0:
+        raise OSError(failure, os.strerror(failure))
+    _, status = os.waitpid(pid, 0)
+    # It belongs to the memory, and a change of user or a wish for secrecy takes it away.
+    _check(_LIBC.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0))
+    if caught:
+        raise caught[0]
+    return status
 
 
 def fork_idle(flags: int) -> tuple[int, int]:
