@@ -39,6 +39,9 @@ _LATE: Final[Mapping[str, Sequence[str]]] = {
 A function among the values is one that is loaded when it is called.
 """
 
+_SIZE_BYTES: Final = 4
+"""As `execd.bundle_start` reads them; importing that one switches the collector off."""
+
 _COMMAND_MODULES: Final = ("execd.command_routes", "execd.execution_routes", "execd.session_routes")
 """With all that they import, what the first command needs."""
 
@@ -192,7 +195,8 @@ def archive(first: Part, second: Part, shown: Callable[[str, Path], str]) -> byt
     """Give the content of the file. shown: the file name in tracebacks. Raises NoCodeError."""
     late = tuple((name, fact) for name, fact in sorted(_late_modules().items()) if name not in first.modules)
     to_come = (*second.modules, *second.extensions)
-    return marshalled((late, _tables(first, shown), to_come, _tables(second, shown)))
+    parts = (marshalled((late, to_come)), _tables(first, shown), _tables(second, shown))
+    return b"".join([*(len(part).to_bytes(_SIZE_BYTES, "little") for part in parts), *parts])
 
 
 def _part(

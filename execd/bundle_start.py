@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     Modules: TypeAlias = dict[str, tuple[bool, CodeType]]
     LateModules: TypeAlias = Mapping[str, tuple[bool, tuple[tuple[str, Any], ...]]]
 
-__all__ = ["Start", "main"]
+__all__ = ["Start", "main", "read_parts"]
 
 _ARCHIVE = "/start.bin"
+_PARTS, _SIZE_BYTES = 3, 4
+"""Of the archive: the size of each, then each."""
 
 _COMPILERS = {"collections": "eval", "dataclasses": "exec"}
 """Modules that write code and compile it, and the built-in that they do it by."""
@@ -220,14 +222,21 @@ class _QuickInspect:
         return bool(code.co_flags & _IS_COROUTINE)
 
 
+def read_parts(archive: str) -> "list[bytes]":
+    """Give the parts of an archive. Apart, since marshal copies what is within another thing."""
+    fd = posix.open(archive, posix.O_RDONLY | posix.O_CLOEXEC)
+    sizes = [int.from_bytes(posix.read(fd, _SIZE_BYTES), "little") for _ in range(_PARTS)]
+    parts = [posix.read(fd, size) for size in sizes]
+    posix.close(fd)
+    return parts
+
+
 def main(program: str) -> int:
     """Run execd. program: the path of this file in the bundle. Returns the exit code."""
     folder = program.rpartition("/")[0]
-    fd = posix.open(folder + _ARCHIVE, posix.O_RDONLY | posix.O_CLOEXEC)
-    content = posix.read(fd, posix.fstat(fd).st_size)
-    posix.close(fd)
+    head, first, to_come = read_parts(folder + _ARCHIVE)
     library = f"{folder}/../lib/python{sys.version_info[0]}.{sys.version_info[1]}"
-    late, first, names_to_come, to_come = marshal.loads(content)  # noqa: S302  # read-only, and our own
+    late, names_to_come = marshal.loads(head)  # noqa: S302  # read-only, and our own
     start = Start(library, dict(late))
     start.add(first)
     start.add_later(names_to_come, to_come)
@@ -236,6 +245,8 @@ def main(program: str) -> int:
     sys.modules["ssl"] = None  # type: ignore[assignment]  # None means "cannot be imported"
     from execd.daemon import main as serve  # noqa: PLC0415  # from the archive
 
+    # Or the first collection would look through all of it.
+    gc.freeze()
     gc.enable()
     return serve(sys.argv[1:])
 

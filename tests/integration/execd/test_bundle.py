@@ -75,7 +75,11 @@ def test_a_start_reads_one_file_of_modules_and_loads_no_more_than_it_needs(
         assert execd.run("echo works").output() == b"works\n"
         # Terminals are not in the archive: their modules have files of their own.
         assert execd.client.post("/pty", json={}).status_code == 500
-    late, first, _, second = marshal.loads((bundle / "app" / "start.bin").read_bytes())
+    with (bundle / "app" / "start.bin").open("rb") as file:
+        sizes = [int.from_bytes(file.read(4), "little") for _ in range(3)]
+        head, first, second = (file.read(size) for size in sizes)
+        assert not file.read()
+    late, _ = marshal.loads(head)
     names = {name for name, _ in marshal.loads(first)[0]}
     assert not names & {"inspect", "subprocess", "typing_extensions", "execd.commands", "execd.files"}
     assert "inspect" in {name for name, _ in late}

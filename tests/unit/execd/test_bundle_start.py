@@ -2,6 +2,7 @@
 
 import marshal
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from execd.bundle_archive import Part, archive
-from execd.bundle_start import Start
+from execd.bundle_start import Start, read_parts
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def code(text: str) -> CodeType:
@@ -102,7 +105,9 @@ def test_expressions_of_the_archive_are_not_compiled_again_and_others_are(librar
         {}, {}, [], [(("a(?P<n>b+)", re.IGNORECASE.value), recorded("a(?P<n>b+)", re.IGNORECASE.value))]
     )
     nothing = Part({}, {}, [], [])
-    _, first, _, _ = marshal.loads(archive(needs, nothing, lambda *_: ""))
+    file = library / "start.bin"
+    file.write_bytes(archive(needs, nothing, lambda *_: ""))
+    _, first, _ = read_parts(str(file))
     start = Start(str(library), {})
     start.add(first)
     module: Any = ModuleType("re._compiler")
@@ -114,6 +119,27 @@ def test_expressions_of_the_archive_are_not_compiled_again_and_others_are(librar
     assert (known.pattern, known.flags) == ("a(?P<n>b+)", re.compile("a(?P<n>b+)", re.IGNORECASE).flags)
     assert module.compile("x*").fullmatch("xx")
     assert made == ["x*"]
+
+
+SERVES = """
+import gc, sys, types
+sys.modules["execd.daemon"] = daemon = types.ModuleType("execd.daemon")
+daemon.main = lambda arguments: (gc.isenabled(), gc.get_freeze_count() > 1000, gc.get_count()[0] < 100, arguments)
+from execd.bundle_start import main
+made = [[] for _ in range(5000)]
+sys.argv = ["execd", "--flag"]
+print(main(FOLDER + "/execd.pyc"))
+"""
+
+
+def test_no_collection_looks_through_what_the_start_has_loaded(tmp_path: Path) -> None:
+    nothing = Part({}, {}, [], [])
+    (tmp_path / "start.bin").write_bytes(archive(nothing, nothing, lambda *_: ""))
+    script = SERVES.replace("FOLDER", repr(str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "(True, True, True, ['--flag'])\n"
 
 
 def recorded(pattern: str, flags: int) -> list[Any]:
