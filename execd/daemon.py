@@ -11,9 +11,9 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from execd import kernel
+from execd.ahead import Ahead
 from execd.envs import initial_environment
 from execd.limits import Limits
 from execd.options import USAGE, Options, OptionsError, parse_options
@@ -21,7 +21,7 @@ from execd.reaper import Reaper
 from execd.server import Server
 from execd.service import Service
 
-__all__ = ["Ahead", "main", "open_listener", "prepare_ahead", "run"]
+__all__ = ["main", "open_listener", "prepare_once", "run"]
 
 log = logging.getLogger("execd")
 
@@ -37,32 +37,21 @@ def main(arguments: Sequence[str]) -> int:
     return run(arguments, initial_environment())
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What a daemon can have before it knows its options. loop: runs nothing yet. descriptors: the loop's own."""
-
-    loop: asyncio.AbstractEventLoop
-    descriptors: frozenset[int]
-
-
-def prepare_ahead() -> Ahead:
-    """Do, in the process that will call `run`, what does not depend on options. Raises OSError."""
+def prepare_once() -> None:
+    """Do what a process may do once for all the daemons that it forks."""
     # The level comes with the options.
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # Python's own SIGPIPE and SIGXFSZ are put back in every child; what else is ignored came from our parent.
-    for ignored in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
-        if signal.getsignal(ignored) is signal.SIG_IGN:
-            signal.signal(ignored, signal.SIG_DFL)
-    before = kernel.open_descriptors()
-    loop = asyncio.new_event_loop()
-    return Ahead(loop, frozenset(kernel.open_descriptors() - before))
+    for number in range(1, signal.NSIG):
+        if signal.getsignal(number) is signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], ahead: Ahead | None = None) -> int:
     """Run until SIGTERM or SIGINT; sealed, until SIGKILL.
 
-    environment: what commands inherit, and the daemon's own EXECD_ settings. ahead: of this process, where there was
-    time for it. Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen.
+    environment: what commands inherit, and the daemon's own EXECD_ settings. ahead: this process's own, where there was
+    time for it; `prepare_once` was called. Returns the exit code: 0, 2 for a wrong command line, 1 if it cannot listen.
     """
     try:
         options = parse_options(arguments, environment)
@@ -75,7 +64,9 @@ def run(arguments: Sequence[str], environment: Mapping[str, str], ahead: Ahead |
     try:
         # Looked at first: the loop's own descriptors may have the numbers of those that are not there.
         kept = _keep_accounts(options)
-        ahead = ahead or prepare_ahead()
+        if ahead is None:
+            prepare_once()
+            ahead = Ahead()
     except OSError as error:
         sys.stderr.write(f"execd: {error}\n")
         return 1

@@ -89,11 +89,24 @@ def set_process_name(name: str) -> None:
 
 def open_descriptors() -> set[int]:
     """Give the numbers of all, without /proc those below 256."""
+    return {number for number in _listed_descriptors() if _is_open(number)}
+
+
+def close_other_descriptors(keep: AbstractSet[int]) -> None:
+    """Close everything inherited beyond standard streams and `keep`."""
+    for fd in _listed_descriptors() - keep - {0, 1, 2}:
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # the listing's own, for one; some file systems tell here what could not be written
+
+
+def _listed_descriptors() -> set[int]:
+    """Give the numbers of all that may be open."""
     try:
-        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+        return set(map(int, os.listdir("/proc/self/fd")))
     except OSError:
-        numbers = set(range(256))
-    return {number for number in numbers if _is_open(number)}
+        return set(range(256))
 
 
 def _is_open(fd: int) -> bool:
@@ -102,15 +115,6 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False  # the listing's own, for one
     return True
-
-
-def close_other_descriptors(keep: AbstractSet[int]) -> None:
-    """Close everything inherited beyond standard streams and `keep`."""
-    for fd in open_descriptors() - keep - {0, 1, 2}:
-        try:
-            os.close(fd)
-        except OSError:
-            continue  # some file systems tell here what could not be written
 
 
 def rename_exclusively(source: str, target: str) -> None:

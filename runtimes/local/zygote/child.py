@@ -9,9 +9,9 @@ import struct
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
 
-from execd.daemon import prepare_ahead, run
+from execd.ahead import Ahead
+from execd.daemon import run
 from runtimes import linux
 from runtimes.local.plan import Namespace, Plan
 from runtimes.local.zygote.ahead import AheadMounts
@@ -47,9 +47,15 @@ class Child:
     """
 
     def __init__(
-        self, prepared: Prepared, parent_lives: int, channel: socket.socket, *, has_network: bool
+        self,
+        prepared: Prepared,
+        daemon: Ahead,
+        parent_lives: int,
+        channel: socket.socket,
+        *,
+        has_network: bool,
     ) -> None:
-        """Take the first step.
+        """Take the first step. daemon: what its parent has made for it.
 
         parent_lives: read end of a pipe whose other end the parent alone holds. channel: to the parent, which maps ids.
         has_network: it was born into a network namespace.
@@ -69,12 +75,13 @@ class Child:
         if has_network:
             _bring_up_loopback()
         self._mounts = AheadMounts(prepared)
-        self._daemon = prepare_ahead()
+        daemon.renew()
+        self._daemon = daemon
 
     def become_sandbox(
         self, order: Order, disk: int, written: Sequence[int], descriptors: Sequence[int]
-    ) -> NoReturn:
-        """Run execd in the sandbox of the order, and end with it.
+    ) -> int:
+        """Run execd in the sandbox of the order, until it ends; give the status to exit with.
 
         disk, written: see `enter_root`. descriptors: as the order names them.
         """
@@ -109,13 +116,12 @@ class Child:
             status = run(flags, order.plan.environment, self._daemon)
         except BadRootError as error:
             sys.stderr.write(f"{BAD_IMAGE}{error}\n")
-        except BaseException as error:  # noqa: BLE001 -- the end of the process, whatever it was
+        except BaseException as error:  # noqa: BLE001 -- of all that is left, and nobody else would tell
             sys.stderr.write(f"the sandbox could not be set up: {error}\n")
             if not isinstance(error, OSError):
                 traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
+        sys.stderr.flush()
+        return status
 
     def _enter_user_namespace(self, owner: int, *, may_nest: bool) -> None:
         """Have ids of one's own. Only the parent, who stays outside, may say which they are.

@@ -7,12 +7,9 @@ that a daemon makes go where others were freed, which is all over the memory as 
 
 import ctypes
 import gc
-import os
-import struct
-import sys
-from collections.abc import Callable, Iterable
-from types import CodeType, FrameType, FunctionType
-from typing import Any, Final
+from collections.abc import Iterable
+from types import CellType, CodeType, FunctionType
+from typing import Final
 
 __all__ = ["fill_gaps", "gather_code"]
 
@@ -44,31 +41,25 @@ class _MallocInfo(ctypes.Structure):
     )  # fmt: skip
 
 
-def gather_code(work: Callable[[], None], always: Iterable[str]) -> int:
-    """Give all functions that the work runs, and those of modules of these names, new code in one piece of memory.
+def gather_code(running: Iterable[CodeType]) -> int:
+    """Have all functions with this code, which is what a daemon runs, and the code itself anew in one piece of memory.
 
-    work: runs in a fork of this process. Gives the number of functions.
+    Gives the number of functions.
     """
+    gc.unfreeze()
     functions = [value for value in gc.get_objects() if type(value) is FunctionType]
-    modules = set(always)
-    known: dict[int, CodeType] = {}
-    wanted: set[int] = set()
-    for function in functions:
-        found = list(_with_inner(function.__code__))
-        known.update((id(code), code) for code in found)
-        if function.__module__ in modules:
-            wanted.update(id(code) for code in found)
-    wanted |= known.keys() & _run(work)
+    known = {id(code): code for function in functions for code in _with_inner(function.__code__)}
+    wanted = {id(code) for code in running} & known.keys()
     fill_gaps()
     renewed: dict[int, CodeType] = {}
     for number in sorted(wanted):
         _renew(known[number], wanted, renewed)
-    count = 0
-    for function in functions:
-        code = renewed.get(id(function.__code__))
-        if code is not None:
-            function.__code__ = code
-            count += 1
+    gathered = [function for function in functions if id(function.__code__) in renewed]
+    for function in gathered:
+        function.__code__ = renewed[id(function.__code__)]
+    count = len(gathered)
+    del functions, known
+    _replace({id(function): (function, _copy(function)) for function in gathered})
     return count
 
 
@@ -77,13 +68,23 @@ def fill_gaps() -> None:
     _fill_heap()
     _PYTHON.PyObject_Malloc.restype = ctypes.c_void_p
     for size in _SMALL_SIZES:
-        blocks_of_a_pool = _POOL_BYTES // size
-        found: dict[int, int] = {}
-        for _ in range(_MAX_BLOCKS):
-            pool = (_PYTHON.PyObject_Malloc(ctypes.c_size_t(size)) or 0) // _POOL_BYTES
-            found[pool] = found.get(pool, 0) + 1
-            if found[pool] >= _ALMOST_ALL * blocks_of_a_pool:
-                break
+        _fill_pools(size)
+
+
+def _fill_pools(size: int) -> None:
+    """Do it for blocks of a size, until all of their pools are full."""
+    blocks_of_a_pool = _POOL_BYTES // size
+    found: dict[int, int] = {}
+    new = None
+    for _ in range(_MAX_BLOCKS):
+        block = _PYTHON.PyObject_Malloc(ctypes.c_size_t(size)) or 0
+        pool = block // _POOL_BYTES
+        if new is not None and pool != new:
+            _PYTHON.PyObject_Free(ctypes.c_void_p(block))
+            break
+        found[pool] = found.get(pool, 0) + 1
+        if found[pool] >= _ALMOST_ALL * blocks_of_a_pool:
+            new = pool
 
 
 def _fill_heap() -> None:
@@ -104,38 +105,58 @@ def _fill_heap() -> None:
                 break
 
 
-def _run(work: Callable[[], None]) -> set[int]:
-    """Give the identities of all code that the work runs."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read_end)
-            seen: set[int] = set()
-
-            def note(frame: FrameType, event: str, _: Any) -> None:
-                if event == "call":
-                    seen.add(id(frame.f_code))
-
-            sys.setprofile(note)
-            work()
-            sys.setprofile(None)
-            with open(write_end, "wb") as answer:
-                answer.write(struct.pack(f"={len(seen)}Q", *seen))
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with open(read_end, "rb") as answers:
-        data = answers.read()
-    os.waitpid(pid, 0)
-    return {number for (number,) in struct.iter_unpack("=Q", data[: len(data) // 8 * 8])}
-
-
 def _with_inner(code: CodeType) -> Iterable[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _with_inner(constant)
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    copied = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__annotations__ = function.__annotations__
+    copied.__qualname__ = function.__qualname__
+    copied.__module__ = function.__module__
+    copied.__doc__ = function.__doc__
+    copied.__dict__.update(function.__dict__)
+    return copied
+
+
+def _replace(copies: dict[int, tuple[FunctionType, FunctionType]]) -> None:
+    """Put copies of functions in the places of the originals in modules, classes and closures.
+
+    copies: by identity of the original, both. Who else has an original keeps it: it does the same.
+    """
+    holders = gc.get_referrers(*(original for original, _ in copies.values()))
+    for holder in holders:
+        # What is looked up by identity has to stay.
+        if isinstance(holder, dict | set | frozenset):
+            for key in holder:
+                copies.pop(id(key), None)
+    # First, since they are among the holders as mere dictionaries.
+    _replace_methods(copies)
+    for holder in holders:
+        if isinstance(holder, CellType) and id(holder.cell_contents) in copies:
+            holder.cell_contents = copies[id(holder.cell_contents)][1]
+        elif isinstance(holder, dict):
+            for name, value in holder.items():
+                if id(value) in copies:
+                    holder[name] = copies[id(value)][1]
+
+
+def _replace_methods(copies: dict[int, tuple[FunctionType, FunctionType]]) -> None:
+    """Do it in all classes, by the one way that the interpreter hears of: it remembers what it has found in them."""
+    for owner in [value for value in gc.get_objects() if isinstance(value, type)]:
+        for name, value in list(vars(owner).items()):
+            if id(value) in copies:
+                type.__setattr__(owner, name, copies[id(value)][1])
 
 
 def _renew(code: CodeType, wanted: set[int], renewed: dict[int, CodeType]) -> CodeType:

@@ -10,7 +10,8 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from typing import Final
 
@@ -24,52 +25,75 @@ _MADV_POPULATE_WRITE: Final = 23
 _GAP: Final = 1
 """Steps from one page to the next of its range: each page copied for nothing is memory of every sandbox."""
 
+_RANGE: Final = struct.Struct("=2Q")
 _LIBC: Final = ctypes.CDLL(None)
 
 
 class HotPages:
     """Ranges of memory, at the same addresses in all forks of a process."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """ranges: address and size."""
-        self._ranges = [(ctypes.c_void_p(start), ctypes.c_size_t(size)) for start, size in ranges]
+    def __init__(self, ranges: bytes) -> None:
+        """ranges: addresses and sizes, as `_RANGE` has them: objects for each would be memory that is written to."""
+        self._ranges = ranges
 
     @classmethod
-    def of(cls, start: Callable[[], int]) -> "HotPages":
+    def of(cls, prepare: Callable[[], AbstractContextManager[Callable[[], int]]]) -> "HotPages":
         """Have a process do the work, and give what it wrote to. Empty where the kernel does not tell, or it fails.
 
-        start: called in a fork of this process; forks the one that works, and gives its number when the work is done.
+        prepare: called in a fork of this process. What it gives is then called: it forks the process that works before
+        it does much else, and gives its number when the work is done.
         """
-        pid, answers = _fork_with_pipe(lambda write_end: _watch(start, write_end))
+        pid, answers = _fork_with_pipe(lambda write_end: _watch(prepare, write_end))
         with answers:
             data = answers.read()
         os.waitpid(pid, 0)
-        return cls(list(struct.iter_unpack("=2Q", data[: len(data) // 16 * 16])))
+        return cls(data[: len(data) // _RANGE.size * _RANGE.size])
 
     def copy(self) -> None:
         """Have all of it as memory of one's own. For a fork; does nothing on Linux before 5.14."""
-        for start, size in self._ranges:
-            _LIBC.madvise(start, size, _MADV_POPULATE_WRITE)
+        for start, size in _RANGE.iter_unpack(self._ranges):
+            _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
 
 
-def _watch(start: Callable[[], int], write_end: int) -> None:
+def _watch(prepare: Callable[[], AbstractContextManager[Callable[[], int]]], write_end: int) -> None:
     """Have a fork do the work, and write the ranges it wrote to.
 
     Looking at it is work, too, and would be found; so it is done by a process between the one that works and the first.
     """
     try:
-        pid = start()
+        with prepare() as start, _witness():
+            pid = start()
+            try:
+                # What it has got anew is elsewhere in every process.
+                known = {page for first, end in _writable(os.getpid()) for page in range(first, end)}
+                ranges = _join([page for page in _own_pages(pid) if page in known])
+            finally:
+                _end(pid)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"sandboxes will start more slowly: the rehearsal failed: {error}\n")
         return
+    os.write(write_end, b"".join(_RANGE.pack(*pair) for pair in ranges))
+
+
+@contextmanager
+def _witness() -> Iterator[None]:
+    """Have another fork that does nothing.
+
+    A page that only the starter of the work writes to leaves it with a copy, and the one that works alone with the
+    original, as if that one had written: now it has company there.
+    """
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
     try:
-        # What it has got anew is elsewhere in every process.
-        known = {page for first, end in _writable(os.getpid()) for page in range(first, end)}
-        ranges = _join([page for page in _own_pages(pid) if page in known])
+        yield
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    os.write(write_end, struct.pack(f"={2 * len(ranges)}Q", *(word for pair in ranges for word in pair)))
+        _end(pid)
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _fork_with_pipe(act: Callable[[int], None]) -> tuple[int, FileIO]:

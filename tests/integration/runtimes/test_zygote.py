@@ -15,6 +15,7 @@ from runtimes.local.plan import Bind
 from runtimes.local.runtime import LocalRuntime
 from runtimes.local.zygote.ids import mapped_namespace
 from runtimes.local.zygote.process import _SPARE_FORKS
+from runtimes.local.zygote.rehearsal import rehearsal_order
 from runtimes.processes import ProcessRef
 from tests.support.execd import names_in, wait_for
 from tests.support.outside import background
@@ -231,6 +232,28 @@ def test_a_mapped_namespace_is_no_processs():
         assert done.stdout.split() == ["655360", "720000", "65536"] * 2
     finally:
         os.close(namespace)
+
+
+def test_a_rehearsal_that_fails_is_told_and_sandboxes_start_all_the_same(kind, monkeypatch, capfd):
+    def order(*arguments, **options):
+        made = rehearsal_order(*arguments, **options)
+        return replace(made, plan=replace(made.plan, workdir="/no-such-folder"))
+
+    monkeypatch.setattr("runtimes.local.preparation.rehearsal_order", order)
+    with kind.box() as box:
+        assert box.sh("echo here").out == "here\n"
+    assert "the rehearsal failed: the sandbox could not be set up" in capfd.readouterr().err
+
+
+def test_a_sandbox_at_rest_has_little_memory_of_its_own(kind):
+    """It shares the zygote's, which has done before what a sandbox does, down to where Python keeps what it learnt."""
+    kind.runtime.check()
+    wait_for(lambda: len(children_of(zygote_of(kind))) == _SPARE_FORKS)
+    with kind.box() as box:
+        box.client.ping()
+        text = Path(f"/proc/{init_of(box).pid}/smaps_rollup").read_text()
+    kilobytes = int(next(line.split()[1] for line in text.splitlines() if line.startswith("Private_Dirty:")))
+    assert kilobytes < 4300
 
 
 def test_the_end_of_the_zygote_ends_its_sandboxes_and_the_next_create_starts_another(kind):

@@ -18,23 +18,54 @@ def idle():
     return lambda: 1
 
 class Thing:
-    def method(self, word="a", *, end="b"):
+    def method(self, word: str = "a", *, end="b"):
+        "Join."
         return word + end
 
+    method.note = "kept"
+
+def keyed():
+    return "by itself"
+
 live, thing = outer(1), Thing()
-functions = {"outer": outer, "idle": idle, "live": live, "m": Thing.method}
-before = {name: value.__code__ for name, value in functions.items()}
+held, by_identity, bound = [live], {keyed: "found"}, thing.method
+originals = (live, Thing.method, keyed, idle)
+codes = [function.__code__ for function in (live, Thing.method, outer)]
+thing.method()
 
-def work():
-    live(1)
-    thing.method()
+def asked():
+    return helper()
 
-count = gather_code(work, ())
-print(count >= 2, live.__code__ is before["live"], Thing.method.__code__ is before["m"])
-print(outer.__code__ is before["outer"], idle.__code__ is before["idle"])
-print(live(2), thing.method(), thing.method("c", end="d"), outer(5)(0), idle()())
-gather_code(lambda: outer(0), ["__main__"])
-print(idle.__code__ is before["idle"], outer(5)(0), idle()())
+def helper():
+    return "first"
+
+def caller(count):
+    return [asked() for _ in range(count)]
+
+def make():
+    def inner():
+        return "inner"
+    def uses():
+        return inner()
+    return inner, uses
+
+inner, uses = make()
+caller(50), [thing.method() for _ in range(50)]
+running = [live.__code__, Thing.method.__code__, keyed.__code__, asked.__code__, helper.__code__, inner.__code__]
+print(gather_code(running))
+print([now.__code__ is code for now, code in zip((live, Thing.method, outer), codes)])
+print([now is original for now, original in zip((live, Thing.method, keyed, idle), originals)])
+print(live(2), thing.method(), thing.method("c", end="d"), bound(), outer(5)(0), idle()(), by_identity[keyed])
+copied, original = vars(Thing)["method"], originals[1]
+facts = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__annotations__",
+         "__closure__", "__globals__", "__dict__", "__code__")
+print([name for name in facts if getattr(copied, name) != getattr(original, name)])
+print(uses.__closure__[0].cell_contents is inner, uses(), set(caller(50)))
+def helper():
+    return "second"
+print(set(caller(50)))
+Thing.method = lambda self: "third"
+print(thing.method(), [thing.method() for _ in range(50)][-1])
 """
 
 GAPS = """
@@ -59,12 +90,16 @@ def run(script):
     return done.stdout.splitlines()
 
 
-def test_code_that_runs_is_copied_and_works_as_before():
+def test_what_runs_is_copied_and_works_as_before():
     assert run(GATHER) == [
-        "True False False",
-        "True True",
-        "[3, 4, 5] ab cd [5, 6, 7] 1",
-        "False [5, 6, 7] 1",
+        "6",
+        "[False, False, True]",
+        "[False, False, True, True]",
+        "[3, 4, 5] ab cd ab [5, 6, 7] 1 found",
+        "[]",
+        "True inner {'first'}",
+        "{'second'}",
+        "third third",
     ]
 
 
