@@ -9,8 +9,10 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import closing
+from typing import Any
 
 from execd import kernel
 from execd.ahead import Ahead
@@ -64,16 +66,18 @@ def run(arguments: Sequence[str], environment: Mapping[str, str], ahead: Ahead |
     try:
         # Looked at first: the loop's own descriptors may have the numbers of those that are not there.
         kept = _keep_accounts(options)
+        # A fork of a process that has loaded everything has hardly anything to prepare.
+        prepares_commands = ahead is None
         if ahead is None:
             prepare_once()
             ahead = Ahead()
     except OSError as error:
         sys.stderr.write(f"execd: {error}\n")
         return 1
-    with asyncio.Runner(loop_factory=lambda: ahead.loop) as runner:
-        # The runner closes what it has got.
-        runner.get_loop()
-        logging.getLogger().setLevel(options.log_level)
+    with closing(ahead.loop) as loop:
+        # To set it makes every logger forget, and write anew, what it has found out.
+        if logging.getLogger().level != options.log_level:
+            logging.getLogger().setLevel(options.log_level)
         try:
             _prepare_process(options, kept | ahead.descriptors)
             listener = open_listener(options)
@@ -86,8 +90,25 @@ def run(arguments: Sequence[str], environment: Mapping[str, str], ahead: Ahead |
         if options.log_file is not None and not options.is_sealed:
             _log_to(options.log_file)
         gc.freeze()
-        runner.run(_serve(options, environment, listener))
+        _run_to_the_end(loop, _serve(options, environment, listener, prepares_commands=prepares_commands))
     return 0
+
+
+def _run_to_the_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+    """Run it, then end what it has left behind.
+
+    As `asyncio.Runner` does, which begins with more: with contexts, and with a handler for interrupts.
+    """
+    try:
+        loop.run_until_complete(main)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
 
 
 def _log_to(path: str) -> None:
@@ -159,7 +180,9 @@ def open_listener(options: Options) -> socket.socket:
     return listener
 
 
-async def _serve(options: Options, environment: Mapping[str, str], listener: socket.socket) -> None:
+async def _serve(
+    options: Options, environment: Mapping[str, str], listener: socket.socket, *, prepares_commands: bool
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in () if options.is_sealed else (signal.SIGTERM, signal.SIGINT):
@@ -172,7 +195,8 @@ async def _serve(options: Options, environment: Mapping[str, str], listener: soc
     service = Service(options, environment, limits, reaper)
     server = Server(service.routes.handle, limits)
     await server.start(listener)
-    loop.call_later(PREPARE_AFTER_SECONDS, service.prepare)
+    if prepares_commands:
+        loop.call_later(PREPARE_AFTER_SECONDS, service.prepare)
     log.info("execd_started pid=%d", os.getpid())
     await stop.wait()
     await server.stop(grace_seconds=options.grace_seconds)

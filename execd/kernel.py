@@ -80,8 +80,11 @@ def _argument_area() -> tuple[int, int]:
 def set_process_name(name: str) -> None:
     """Give `ps` a name; the kernel's own would be that of the loader."""
     try:
-        with open("/proc/self/comm", "w") as file:
-            file.write(name)
+        file = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(file, name.encode())
+        finally:
+            os.close(file)
     except OSError:
         # gVisor has no such file, and neither has a sandbox without /proc.
         _prctl(_PR_SET_NAME, name.encode())
