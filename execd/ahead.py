@@ -39,6 +39,9 @@ class Ahead:
             os.dup2(epoll.fileno(), self._selector.fileno(), inheritable=False)
 
     def drop(self) -> None:
-        """Close its descriptors only: who used the loop has closed it, but in a process with descriptors of its own."""
+        """Close its descriptors in this process; the loop may have been closed by another one in its memory."""
+        if not self.loop.is_closed():
+            self.loop.close()
+            return
         for descriptor in self.descriptors:
             os.close(descriptor)

@@ -51,7 +51,7 @@ __all__ = [
     "unshare",
 ]
 
-_CLONE_VM, _CLONE_VFORK, _CLONE_PARENT_SETTID = 0x00000100, 0x00004000, 0x00100000
+_CLONE_VM, _CLONE_VFORK, _CLONE_PARENT, _CLONE_PARENT_SETTID = 0x00000100, 0x00004000, 0x00008000, 0x00100000
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWCGROUP: Final = 0x02000000
 CLONE_NEWUTS: Final = 0x04000000
@@ -77,6 +77,7 @@ _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _CLONE3, _OPENAT
     428, 429, 430, 431, 432, 433, 435, 437, 442,
 )  # fmt: skip
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
+_MACHINE: Final = os.uname().machine
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
@@ -220,23 +221,25 @@ def unmount(path: str) -> None:
 def detach_root() -> None:
     """Make the working directory, a mount of its own, the root, and let go of everything outside."""
     # The old root is stacked on the new one and taken off again: no folder for it is needed.
-    _syscall(".", _PIVOT_ROOT[os.uname().machine], b".", b".")
+    _syscall(".", _PIVOT_ROOT[_MACHINE], b".", b".")
     _check(_LIBC.umount2(b".", _MNT_DETACH), ".")
     os.chdir("/")
 
 
-def fork_into(flags: int, *, cgroup: int | None = None) -> tuple[int, int]:
+def fork_into(flags: int, *, cgroup: int | None = None, is_sibling: bool = False) -> tuple[int, int]:
     """Fork into new namespaces and a version 2 control group (its folder's descriptor).
 
     Gives (process id, pidfd), (0, -1) in the child. For processes of one thread only, which holds no lock: those of
     other threads would stay locked in the child. So there is nothing to put right after the fork, and what `os.fork`
     does for that is left out: it would write to half a megabyte of the child's memory. Functions that modules have
-    registered for forks do not run either.
+    registered for forks do not run either. is_sibling: it is a child of this process's parent, which hears of its end.
     """
     own_thread_id = ctypes.c_void_p()
     _check(_LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(own_thread_id), 0, 0, 0))
     pidfd = ctypes.c_int(-1)
     flags |= _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    if is_sibling:
+        flags |= _CLONE_PARENT
     if cgroup is not None:
         flags |= _CLONE_INTO_CGROUP
     # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
@@ -247,7 +250,7 @@ def fork_into(flags: int, *, cgroup: int | None = None) -> tuple[int, int]:
         ctypes.addressof(pidfd),
         own_thread_id.value or 0,
         0,
-        signal.SIGCHLD,
+        0 if is_sibling else signal.SIGCHLD,
         0,
         0,
         0,
@@ -361,7 +364,7 @@ def install_seccomp(program: bytes) -> None:
     """Filter all further system calls of this process and its children by a classic BPF program."""
     code = ctypes.create_string_buffer(program, len(program))
     filters = _FilterProgram(len(program) // 8, ctypes.addressof(code))
-    number = _SECCOMP[os.uname().machine]
+    number = _SECCOMP[_MACHINE]
     _check(
         _LIBC.syscall(
             ctypes.c_long(number),

@@ -38,6 +38,7 @@ def birth_flags(namespaces: frozenset[Namespace]) -> int:
 
 
 _SIOCSIFFLAGS, _IFF_UP, _IFF_LOOPBACK = 0x8914, 0x1, 0x8
+_LOOPBACK_UP = struct.pack("16sh14x", b"lo", _IFF_UP | _IFF_LOOPBACK)
 
 
 class Child:
@@ -171,14 +172,16 @@ def _join_groups(order: Order, descriptors: Sequence[int]) -> None:
 
 def _forbid_user_namespaces(proc: int) -> None:
     """Let nobody make another user namespace in the one this process is in, where it still has every right."""
-    with open(f"/proc/self/fd/{proc}/sys/user/max_user_namespaces", "w", encoding="ascii") as limit:
-        limit.write("0")
+    limit = os.open(f"/proc/self/fd/{proc}/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(limit, b"0")
+    finally:
+        os.close(limit)
 
 
 def _bring_up_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
-        request = struct.pack("16sh14x", b"lo", _IFF_UP | _IFF_LOOPBACK)
-        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, _LOOPBACK_UP)
 
 
 def _descriptor_flags(order: Order, descriptors: Sequence[int]) -> list[str]:

@@ -155,7 +155,7 @@ class Zygote:
             flags=plan.argv,
             descriptors=tuple(kind for kind, _ in passed),
         )
-        memory = memory_file("order", encode(order))
+        memory = memory_file("order", encode(order, self._program.rehearsal.plan.mounts))
         try:
             reply = self._exchange([memory, *(number for _, number in passed)], request.deadline)
         except OSError as error:

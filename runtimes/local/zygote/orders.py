@@ -3,10 +3,11 @@
 import io
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtimes.local.plan import Plan
+from runtimes.local.plan import Mount, Plan
 
 __all__ = [
     "ACCOUNT",
@@ -71,11 +72,17 @@ class Order:
     flags: tuple[str, ...]
 
 
-def encode(order: Order) -> bytes:
-    """Give the order as bytes."""
+def encode(order: Order, usual: Sequence[Mount | None] = ()) -> bytes:
+    """Give the order as bytes. usual: mounts that whoever decodes it has, too; of these only the places are told."""
+    places = {mount: place for place, mount in enumerate(usual)}
+    mounts = [places.get(mount, mount) for mount in order.plan.mounts]
     data = io.BytesIO()
-    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(order)
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump((mounts, _values(order.plan)[1:], _values(order)[1:]))
     return data.getvalue()
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return tuple(getattr(value, name) for name in value.__dataclass_fields__)
 
 
 class _Pickler(pickle.Pickler):
@@ -90,11 +97,12 @@ class _Pickler(pickle.Pickler):
         return (type(value), tuple(getattr(value, name) for name in names)) if names else NotImplemented
 
 
-def decode(data: bytes) -> Order:
+def decode(data: bytes, usual: Sequence[Mount] = ()) -> Order:
     """Undo `encode`."""
     # Only the process that started this one holds the other end of the socket it came by.
-    order: Order = pickle.loads(data)  # noqa: S301
-    return order
+    mounts, rest_of_plan, rest = pickle.loads(data)  # noqa: S301
+    mounts = tuple(usual[mount] if isinstance(mount, int) else mount for mount in mounts)
+    return Order(Plan(mounts, *rest_of_plan), *rest)
 
 
 def read_memory(descriptor: int) -> bytes:

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Final
 
@@ -19,7 +20,7 @@ from execd.daemon import prepare_once
 from execd.kernel import overwrite_arguments, set_process_name
 from execd.warm import warm_up
 from runtimes import linux
-from runtimes.local.plan import ALL_NAMESPACES
+from runtimes.local.plan import ALL_NAMESPACES, Mount
 from runtimes.local.zygote.compaction import fill_gaps, gather_code
 from runtimes.local.zygote.disks import Disks, open_written_layers
 from runtimes.local.zygote.forks import MAX_DESCRIPTORS, Fork, Forker
@@ -71,15 +72,30 @@ def main(control_fd: int, rehearsal_fd: int, folder: str) -> None:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"sandboxes will start more slowly: the rehearsal failed: {error}\n")
         _forget_how_to_load()
-    _Zygote(control, forker, disks).serve()
+    forker.work_apart()
+    _Zygote(control, forker, disks, prepared.usual).serve()
 
 
 def _practise(rehearsals: Rehearsals) -> None:
     """Have in memory what a sandbox's life leaves there when it has been lived several times. Raises as `practise`."""
-    rehearsals.practise()
-    gather_code(rehearsals.code_that_runs())
-    for _ in range(_TRIALS):
+    # What is left of these lives has descriptors of processes that are gone: to let go of it here would close others.
+    gc.disable()
+    try:
         rehearsals.practise()
+        gather_code(rehearsals.code_that_runs())
+        for _ in range(_TRIALS):
+            rehearsals.practise()
+    finally:
+        linux.run_in_this_memory(_collect, 0)
+        gc.enable()
+
+
+def _collect(_: int) -> int:
+    """Let go of what nobody uses any more. For a process in this one's memory."""
+    # The daemons have frozen what there was.
+    gc.unfreeze()
+    gc.collect()
+    return 0
 
 
 def _forget_how_to_load() -> None:
@@ -88,8 +104,6 @@ def _forget_how_to_load() -> None:
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
-    # The daemons of the rehearsals have frozen what there was.
-    gc.unfreeze()
     gc.collect()
     fill_gaps()
     # Objects that no collection looks at stay in memory that all children share.
@@ -97,13 +111,14 @@ def _forget_how_to_load() -> None:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, forker: Forker, disks: Disks) -> None:
+    def __init__(self, control: socket.socket, forker: Forker, disks: Disks, usual: Sequence[Mount]) -> None:
         self._listener = control if control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
         self._clients: dict[int, socket.socket] = {}
         self._running: dict[int, str] = {}
         self._has_written_layers = False
         self._disks = disks
         self._forker = forker
+        self._usual = usual
         self._wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -202,7 +217,7 @@ class _Zygote:
         return True
 
     def _start(self, descriptors: list[int]) -> int:
-        order = decode(read_memory(descriptors[0]))
+        order = decode(read_memory(descriptors[0]), self._usual)
         memory, *others = descriptors
         opened = [self._disks.open(order.disk, order.plan)]
         try:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from execd.ahead import Ahead
 from execd.warm import PING, RUN_TRUE
 from runtimes import linux
-from runtimes.local.plan import ALL_NAMESPACES
+from runtimes.local.plan import ALL_NAMESPACES, Tmpfs
 from runtimes.local.zygote.child import birth_flags
 from runtimes.local.zygote.disks import Disks
 from runtimes.local.zygote.forks import Fork, Forker
@@ -122,7 +122,9 @@ class _Scene:
         self._client.connect(self._listener.getsockname())
         self._client.sendall(PING)
         self._messages, self._memory = os.memfd_create("messages"), os.memfd_create("order")
-        os.write(self._memory, encode(order))
+        # In most orders the disks are of other sizes than in this one.
+        usual = [None if isinstance(mount, Tmpfs) else mount for mount in order.plan.mounts]
+        os.write(self._memory, encode(order, usual))
         self._disk = disks.open(order.disk, order.plan)
 
     def __enter__(self) -> Self:

@@ -55,7 +55,9 @@ def zygote_of(kind):
 def spares_of(kind):
     pid = zygote_of(kind)
     numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [process for number in numbers if (process := ProcessRef.of(int(number))) is not None]
+    found = [process for number in numbers if (process := ProcessRef.of(int(number))) is not None]
+    # The first of all makes the others.
+    return sorted(found, key=lambda process: process.started)[1:]
 
 
 def loop_files():

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,9 @@ handle = runtime.create(make_spec(image="host"), timeout_seconds=60)
 print(handle.ref.split(".")[0], runtime._prepared.executor._connection._process.pid, flush=True)
 sys.stdin.read()
 """
+
+_FORKERS = 1
+"""Children of a zygote that never become sandboxes."""
 
 MAPS_INSIDE = """
 import sys
@@ -177,7 +181,7 @@ def test_both_sandboxes_of_a_fork_come_from_processes_made_ahead(kind):
     """Also where one has to see the other's layer with its owners shifted."""
     handle = kind.runtime.create(kind.spec(), timeout_seconds=START_SECONDS)
     zygote = zygote_of(kind)
-    wait_for(lambda: len(children_of(zygote)) == 1 + _SPARE_FORKS)
+    wait_for(lambda: len(children_of(zygote)) == 1 + _SPARE_FORKS + _FORKERS)
     ahead = children_of(zygote)
     handles = kind.runtime.fork(handle, kind.spec(), timeout_seconds=START_SECONDS)
     try:
@@ -248,12 +252,30 @@ def test_a_rehearsal_that_fails_is_told_and_sandboxes_start_all_the_same(kind, m
 def test_a_sandbox_at_rest_has_little_memory_of_its_own(kind):
     """It shares the zygote's, which has done before what a sandbox does, down to where Python keeps what it learnt."""
     kind.runtime.check()
-    wait_for(lambda: len(children_of(zygote_of(kind))) == _SPARE_FORKS)
+    wait_for(lambda: len(children_of(zygote_of(kind))) == _SPARE_FORKS + _FORKERS)
     with kind.box() as box:
         box.client.ping()
         text = Path(f"/proc/{init_of(box).pid}/smaps_rollup").read_text()
     kilobytes = int(next(line.split()[1] for line in text.splitlines() if line.startswith("Private_Dirty:")))
-    assert kilobytes < 4300
+    assert kilobytes < 3700
+
+
+def test_forks_are_children_of_the_zygote_and_go_on_being_made_when_their_maker_ends(kind):
+    kind.runtime.check()
+    zygote = zygote_of(kind)
+    wait_for(lambda: len(children_of(zygote)) == _SPARE_FORKS + _FORKERS)
+    # The first that there was.
+    maker = ProcessRef.of(int(min(children_of(zygote), key=lambda pid: ProcessRef.of(int(pid)).started)))
+    assert Path(f"/proc/{maker.pid}/comm").read_text() == "sandmill-zygote\n"
+    assert not maker.children
+    with ExitStack() as stack:
+        boxes = [stack.enter_context(kind.box())]
+        os.kill(maker.pid, signal.SIGKILL)
+        wait_for(lambda: not maker.is_alive)
+        boxes += [stack.enter_context(kind.box()) for _ in range(_SPARE_FORKS + 1)]
+        assert [box.sh("echo here").out for box in boxes] == ["here\n"] * len(boxes)
+    assert zygote_of(kind) == zygote
+    wait_for(lambda: len(children_of(zygote)) == _SPARE_FORKS)
 
 
 def test_the_end_of_the_zygote_ends_its_sandboxes_and_the_next_create_starts_another(kind):
@@ -310,7 +332,7 @@ def test_twenty_sandboxes_leave_no_descriptor_mount_or_process_behind(kind):
 
     def is_settled():
         # The spare forks are made anew in quiet moments.
-        return len(children_of(zygote_of(kind))) == 8
+        return len(children_of(zygote_of(kind))) == _SPARE_FORKS + _FORKERS
 
     wait_for(is_settled, seconds=20)
     before = held()

@@ -7,7 +7,17 @@ import signal
 import struct
 from contextlib import contextmanager, nullcontext
 
-from runtimes.local.plan import Bind, DeviceFolder, Directory, Overlay, Plan, ProcFolder, TextFile, Tmpfs
+from runtimes.local.plan import (
+    Bind,
+    DeviceFolder,
+    Directory,
+    Overlay,
+    Plan,
+    ProcFolder,
+    ReadOnly,
+    TextFile,
+    Tmpfs,
+)
 from runtimes.local.zygote.hot_pages import HotPages, _join, _own_pages
 from runtimes.local.zygote.orders import LISTENER, MESSAGES, Disk, Order, decode, encode
 
@@ -32,6 +42,12 @@ def test_an_order_comes_out_as_it_went_in():
     )
     order = Order(plan, Disk("sm-1.a", 2, "/dev/loop0"), 720_000, (LISTENER, MESSAGES), ("--sealed",))
     assert decode(encode(order)) == order
+    usual = (Bind("/lib", "/lib"), Bind("/usr", "/usr"), None, TextFile("/etc/hosts", "x"))
+    with_places = encode(order, usual)
+    assert decode(with_places, usual) == order
+    assert len(with_places) < len(encode(order))
+    # Of these it is told only where they are.
+    assert decode(with_places, (*usual[:3], ReadOnly("/dev"))).plan.mounts[4] == ReadOnly("/dev")
 
 
 def test_work_that_fails_is_told_and_leaves_nothing_to_copy(capfd):
