@@ -70,7 +70,8 @@ def run_cells(home: Path, cells: list[Cell], runtimes: list[str]) -> int:
     failed = 0
     if "docker" in runtimes:
         ensure_images()
-    with chaos_stack(home, runtimes=tuple(runtimes)) as stack:
+    # What depends on no runtime is tried on the one that starts nothing.
+    with chaos_stack(home, runtimes=tuple(dict.fromkeys(("fake", *runtimes)))) as stack:
         prepare(stack)
         with watched(stack.database_url, slack_seconds=LIVE_SLACK_SECONDS) as watch:
             for number, cell in enumerate(cells, 1):
