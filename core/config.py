@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-__all__ = ["ADDRESS_PATTERN", "RuntimeName", "Settings", "reachable_host"]
+__all__ = ["ADDRESS_PATTERN", "LONGEST_POOL_WAIT_SECONDS", "RuntimeName", "Settings", "reachable_host"]
 
 ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 """host or host:port; an IPv6 address in brackets."""
+
+LONGEST_POOL_WAIT_SECONDS = 20.0
+"""Below the deadline of a request, so that who waits in vain is told why."""
 
 RuntimeName = Literal["local", "docker", "fake"]
 """Those in `runtimes.registry`, which core does not know; a test compares the two."""
@@ -161,7 +164,7 @@ class Settings(BaseSettings):
     pool_wait_seconds: float = Field(
         default=2.0,
         ge=0,
-        le=60,
+        le=LONGEST_POOL_WAIT_SECONDS,
         description="So long a create from a pool that is full waits for a member, before it gets 429.",
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from core.config import LONGEST_POOL_WAIT_SECONDS
+
 __all__ = [
     "KEPT_CAPABILITIES",
     "ORIGINAL_KEYS",
@@ -87,6 +89,11 @@ _SIGNED = "endpoints are not signed: remove it, and make sandboxes whose ports n
 
 def _to_url(value: Any) -> Any:
     return f"http://{value}" if isinstance(value, str) and "://" not in value else value
+
+
+def _to_pool_wait(value: Any) -> Any:
+    """Longer waits end with the request's own deadline here, and with another answer."""
+    return min(value, LONGEST_POOL_WAIT_SECONDS) if isinstance(value, int | float) else value
 
 
 def _choose_runtime(value: Any, _file: Mapping[str, Any]) -> Refused | Derived:
@@ -243,11 +250,12 @@ ORIGINAL_KEYS: Mapping[str, Rule] = {
     ),
     "otel.enabled": Ignored(_OTEL, harmless=(False,)),
     **_all("otel", "endpoint service_name export_interval_millis", _only_when("otel.enabled", _OTEL)),
+    "kubernetes.pool_acquisition_timeout_seconds": Mapped("pool_wait_seconds", _to_pool_wait),
     **_all(
         "kubernetes",
         "kubeconfig_path insecure_skip_tls_verify namespace workload_provider batchsandbox_template_file"
-        " sandbox_create_timeout_seconds sandbox_create_poll_interval_seconds pool_acquisition_timeout_seconds"
-        " image_pull_policy execd_init_resources informer_resync_seconds informer_watch_timeout_seconds read_qps"
+        " sandbox_create_timeout_seconds sandbox_create_poll_interval_seconds image_pull_policy"
+        " execd_init_resources informer_resync_seconds informer_watch_timeout_seconds read_qps"
         " read_burst write_qps write_burst fastpath_endpoint fastpath_timeout_seconds fastpath_wait_ready_seconds"
         " fastpath_resource_pool template_s3_publish_secret",
         Ignored(_KUBERNETES),
