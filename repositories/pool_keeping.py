@@ -9,7 +9,8 @@ from repositories.pools import POOL_COLUMNS, PoolRow
 __all__ = ["KeptPool", "MemberCounts", "PoolKeepingRepository"]
 
 # One probe of two small indexes per pool. Members that were made together failed together, and count once; what runs,
-# or is used, since a failure shows that the pool works again.
+# or is used, since a failure shows that the pool works again. What ended after it had run for a while says nothing of
+# the next one: it is replaced at once.
 _COUNTS = """
 CROSS JOIN LATERAL (
   SELECT count(*)::int AS total,
@@ -31,6 +32,7 @@ CROSS JOIN LATERAL (
   FROM sandbox_sessions s
   WHERE s.pool_id = p.id AND s.ended_at > greatest(c.running_at, p.updated_at, clock_timestamp() - interval '1 hour')
     AND s.is_warm AND s.state = 'Failed' AND s.pool_revision = p.revision
+    AND (s.running_at IS NULL OR s.ended_at < s.running_at + interval '30 seconds')
 ) f
 """
 

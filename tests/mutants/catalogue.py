@@ -5,6 +5,7 @@ from dataclasses import dataclass
 __all__ = ["MUTANTS", "NOT_APPLICABLE", "Mutant"]
 
 QUEUE = "tests/integration/queue"
+POOLS = "tests/integration/api/test_pools.py"
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,48 @@ MUTANTS = (
         "        loop.forget_failures()\n",
         "        pass\n",
         ("tests/unit/scheduler/test_loops.py::test_who_gave_up_starts_anew_when_it_leads_again",),
+    ),
+    Mutant(
+        "pool: a member of an older template is given away",
+        "repositories/pools.py",
+        "ON s.pool_id = p.id AND s.pool_revision = p.revision\n",
+        "ON s.pool_id = p.id\n",
+        (f"{QUEUE}/test_pools.py::test_members_of_an_older_template_are_given_to_nobody_and_replaced",),
+    ),
+    Mutant(
+        "pool: a member is given away on a node that takes no work",
+        "repositories/pools.py",
+        "s.state = 'Running' AND {TAKES_WORK}\n",
+        "s.state = 'Running'\n",
+        (f"{QUEUE}/test_pools.py::test_nothing_is_given_away_on_a_node_that_takes_no_work",),
+    ),
+    Mutant(
+        "pool: whoever ends a member does not look again whether it was taken",
+        "repositories/pool_keeping.py",
+        "= old.trial_id AND s.is_warm AND s.ended_at IS NULL AND s.state IN ('Pending', 'Running')\n",
+        "= old.trial_id\n",
+        (f"{QUEUE}/test_pools.py::test_a_member_is_not_ended_that_somebody_takes_at_this_moment",),
+    ),
+    Mutant(
+        "pool: schedulers do not wait for each other",
+        "repositories/pool_keeping.py",
+        "FROM sandbox_pools p WHERE p.id = %(id)s FOR UPDATE",
+        "FROM sandbox_pools p WHERE p.id = %(id)s",
+        (f"{QUEUE}/test_pools.py::test_two_schedulers_at_once_make_no_member_too_many",),
+    ),
+    Mutant(
+        "pool: free members are shown",
+        "repositories/live_sandboxes.py",
+        "s.tenant_id = %(tenant_id)s AND NOT s.is_warm\n",
+        "s.tenant_id = %(tenant_id)s\n",
+        (f"{POOLS}::test_members_nobody_has_are_not_to_be_seen",),
+    ),
+    Mutant(
+        "pool: what does not answer is given away",
+        "api/wire/creating.py",
+        "is not Probe.DEAD:",
+        "is not None:",
+        (f"{POOLS}::test_a_member_is_asked_before_it_is_given_and_one_that_does_not_answer_is_ended",),
     ),
 )
 

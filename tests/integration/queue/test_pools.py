@@ -278,6 +278,17 @@ def test_a_member_that_dies_is_replaced_and_given_to_nobody(world, tenant, node)
     assert node.turn() == 2
 
 
+def test_members_that_are_lost_after_they_ran_for_a_while_are_replaced_at_once(world, tenant, node):
+    make_pool(world, tenant, TEMPLATE, buffer_min=1, buffer_max=3)
+    node.turn()
+    lost = [row["trial_id"] for row in node.free()]
+    world.execute("UPDATE sandbox_sessions SET running_at = running_at - interval '1 minute'")
+    for trial in lost:
+        node.kill(trial)
+    assert node.turn() == 3
+    assert counts(world, tenant).failed_tries == 0
+
+
 @pytest.mark.parametrize(
     "statement",
     [
