@@ -7,7 +7,6 @@ from uuid import UUID
 
 from core.sealing import SecretBox
 from repositories.pool_keeping import KeptPool
-from repositories.session_keeping import SessionKeepingRepository
 from runtimes.fake import FakeRuntime
 from services.attempt_control import AttemptControl
 from services.attempt_writes import AttemptStatements
@@ -106,15 +105,12 @@ class PoolNode:
         return self.rows("is_warm AND state = 'Running'")
 
     def kill(self, trial_id: UUID) -> None:
-        """Remove a sandbox behind everybody's back, and let the node notice."""
+        """Remove a sandbox behind everybody's back; returns when the node has noticed."""
         name = self.rows("trial_id = %(id)s", id=trial_id)[0]["sandbox_name"]
         for handle in self.runtime.list():
             if handle.name == name:
                 self.runtime.remove(handle)
-        with self.world.engine.begin() as connection:
-            SessionKeepingRepository(connection).end(
-                trial_id, reason="sandbox_died", message="gone", actor="test", is_wanted=False
-            )
+        eventually(lambda: self.rows("trial_id = %(id)s AND ended_at IS NOT NULL", id=trial_id))
 
 
 def pool_service(world: QueueWorld, tenant: int, act: Callable[[PoolService], Any]) -> Any:
