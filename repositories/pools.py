@@ -91,11 +91,15 @@ SELECT p.id FROM sandbox_pools p
 WHERE p.tenant_id = %(tenant_id)s AND p.key = %(key)s AND p.image_auth IS NULL ORDER BY p.name
 """
 
-# What runs no more is left to its end: it is hidden, as after a delete.
+# From here on it is as if its owner had deleted it.
 _DISCARD = """
-UPDATE sandbox_sessions SET hidden_at = clock_timestamp(), state = 'Stopping', state_reason = 'POOL_MEMBER_DEAD',
-  state_at = clock_timestamp(), wish_no = wish_no + 1, end_reason = 'POOL_MEMBER_DEAD', ended_by = %(actor)s
-WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND ended_at IS NULL
+WITH moved AS (
+  UPDATE sandbox_sessions SET state = 'Stopping', state_reason = 'POOL_MEMBER_DEAD', state_at = clock_timestamp(),
+    wish_no = wish_no + 1, end_reason = 'POOL_MEMBER_DEAD', ended_by = %(actor)s
+  WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND ended_at IS NULL
+  RETURNING trial_id
+)
+INSERT INTO sandbox_events (trial_id, actor, reason) SELECT trial_id, %(actor)s, 'POOL_MEMBER_DEAD' FROM moved
 """
 
 
