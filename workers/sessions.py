@@ -258,6 +258,9 @@ class SessionKeeper:
         if self._settle(start):
             end = _wanted_end(start.control) or _failed_start(error, is_new=is_new)
             self._write_end(start, end, SandboxStats(), is_removed=True)
+        else:
+            # Whoever gave it up could not know that nothing would come of it.
+            self._note_removal(start.claimed.sandbox_name)
 
     def _kill(self, live: _Live) -> None:
         """Called by whoever stops the attempt. Only what is not ours any more goes at once.
@@ -270,13 +273,15 @@ class SessionKeeper:
 
     def _clear_away(self, runtime: Runtime, handle: SandboxHandle) -> None:
         """Remove what came of a start that was given up. If that fails, the worker sweeps later."""
-        if not remove_sandbox(runtime, handle):
-            return
+        if remove_sandbox(runtime, handle):
+            self._note_removal(handle.name)
+
+    def _note_removal(self, name: str) -> None:
         try:
             with self._statements.connect() as connection:
-                SessionRepository(connection).mark_swept(handle.name)
+                SessionRepository(connection).mark_swept(name)
         except SQLAlchemyError as error:
-            log.warning("removal_not_written", sandbox=handle.name, error=str(error).splitlines()[0])
+            log.warning("removal_not_written", sandbox=name, error=str(error).splitlines()[0])
 
     def _has_some(self) -> bool:
         with self._lock:
