@@ -127,7 +127,8 @@ def build_plan(
 
     root: without layers, or with what sandboxes of this image wrote.
     """
-    workdir = _HOME if spec.workdir is None else checked_workdir(spec.workdir)
+    home, user = root.home or _HOME, "sandbox" if root.uid else "root"
+    workdir = home if spec.workdir is None else checked_workdir(spec.workdir)
     system = _system_mounts(sources)
     # Said by the plan alone: what the host has there is none of the sandbox's business.
     if is_below(workdir, {mount.path for mount in system} | _NO_WORKDIR):
@@ -141,9 +142,9 @@ def build_plan(
     mounts += [*kernel_mounts(spec.limits, sources), Directory(workdir)]
     base = {
         "PATH": DEFAULT_PATH,
-        "HOME": _HOME,
-        "USER": "sandbox",
-        "LOGNAME": "sandbox",
+        "HOME": home,
+        "USER": user,
+        "LOGNAME": user,
         "LANG": "C.UTF-8",
         "PWD": workdir,
     }
@@ -153,6 +154,8 @@ def build_plan(
         workdir=workdir,
         environment=environment(base, spec.env),
         seccomp=seccomp,
+        uid=root.uid,
+        gid=root.gid,
     )
 
 

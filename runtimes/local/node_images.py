@@ -11,7 +11,7 @@ from runtimes.base import SandboxSpec
 from runtimes.local.config import LocalConfig
 from runtimes.local.host_image import HOST_IMAGE
 from runtimes.local.images import ImageConfig, ImageStore, StoredImage
-from runtimes.local.roots import HOST_ROOT, Root, root_of_image
+from runtimes.local.roots import HOST_AS_ROOT, HOST_ROOT, Root, root_of_image
 from runtimes.local.snapshots import SNAPSHOT_PREFIX, SnapshotRecord, Snapshots, root_of_snapshot
 from runtimes.local.zygote.disks import DISKS
 
@@ -73,10 +73,10 @@ class NodeImages:
         self.store = ImageStore(config.state_dir / "images", as_root=as_root)
         self._snapshots = Snapshots(config.state_dir / "snapshots")
 
-    def base_of(self, name: str) -> Base:
-        """Find what a job asks for. Raises ImageNotFoundError, BadImageError."""
+    def base_of(self, name: str, *, is_root: bool = False) -> Base:
+        """Find what a job asks for. is_root: it is root in `host`. Raises ImageNotFoundError, BadImageError."""
         if name == HOST_IMAGE:
-            return Base(HOST_ROOT)
+            return Base(HOST_AS_ROOT if is_root else HOST_ROOT)
         if name.startswith(SNAPSHOT_PREFIX):
             record, own = self._snapshots.find(name.removeprefix(SNAPSHOT_PREFIX))
             return Base(root_of_snapshot(record, own), _image_below(record), len(own))

@@ -6,7 +6,7 @@ from typing import Final
 from runtimes.local.images import ImageConfig, StoredImage, read_file, resolve_user
 from runtimes.local.plan import SANDBOX_UID
 
-__all__ = ["HOST_ROOT", "Root", "root_of_image"]
+__all__ = ["HOST_AS_ROOT", "HOST_ROOT", "Root", "root_of_image"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Root:
 
 
 HOST_ROOT: Final = Root()
+
+HOST_AS_ROOT: Final = Root(uid=0, gid=0, home="/root")
+"""For those who expect a container's root. It has no right that others lack, but may ask to be who it is."""
 
 
 def root_of_image(image: StoredImage) -> Root:

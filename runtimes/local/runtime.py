@@ -132,7 +132,7 @@ class LocalRuntime(Runtime):
             on_progress("starting the sandbox")
         prepared = self._prepare()
         deadline = Deadline(timeout_seconds)
-        base = self._images.base_of(spec.image)
+        base = self._images.base_of(spec.image, is_root=spec.is_writable and self._has_zygote)
         if base.root.layers and self._as_root and not self._has_zygote:
             # Only the zygote's mounts can show files of root as those of a sandbox's user.
             message = (

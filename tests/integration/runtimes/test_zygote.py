@@ -123,9 +123,22 @@ def test_a_command_line_tells_nothing_of_the_host(kind):
     assert shown == "execd\nexecd\n"
 
 
-def test_process_one_can_be_neither_read_nor_traced_from_inside(kind):
-    probes = "for f in environ maps mem exe root cwd fd/0 ns/net auxv stack; do head -c1 /proc/1/$f && echo $f; done"
+def test_a_live_sandbox_of_the_host_is_root_without_a_right_of_root(kind):
+    """Clients ask for user 0 where they mean a container's root; here that is who they are already."""
+    with kind.box(is_sealed=False, is_writable=True) as box:
+        assert box.sh("id -u; id -g; pwd; echo $HOME $USER").out == "0\n0\n/root\n/root root\n"
+        assert box.sh("grep -c '^Cap.*:.0*$' /proc/self/status").out == "5\n"
+        assert box.sh("mkdir /logs && chmod 777 /logs && stat -c %a /logs").out == "777\n"
+        assert box.sh("chown 1000 /logs; mount -t tmpfs t /mnt; touch /usr/x /etc/x").out == ""
+        assert box.sh("ls /usr/x /etc/x 2>/dev/null").out == ""
     with kind.box() as box:
+        assert box.sh("id -u").out == "1000\n"
+
+
+@pytest.mark.parametrize("is_writable", [False, True], ids=["ordinary", "root"])
+def test_process_one_can_be_neither_read_nor_traced_from_inside(kind, is_writable):
+    probes = "for f in environ maps mem exe root cwd fd/0 ns/net auxv stack; do head -c1 /proc/1/$f && echo $f; done"
+    with kind.box(is_writable=is_writable) as box:
         said = box.sh(f"{probes} 2>/dev/null; ls /proc/1/fd /proc/1/map_files 2>/dev/null | wc -l")
     assert said.out.strip() == "0"
 
