@@ -19,7 +19,19 @@ from services.sandbox_errors import (
     SnapshotStateError,
 )
 
-__all__ = ["SnapshotPage", "SnapshotService", "TooManySnapshotsError", "is_of_node", "snapshot_name"]
+__all__ = [
+    "LIVE_SNAPSHOT_PREFIX",
+    "SnapshotPage",
+    "SnapshotService",
+    "TooManySnapshotsError",
+    "is_of_node",
+    "snapshot_name",
+]
+
+_OF_THE_WIRE = "wire-"
+
+LIVE_SNAPSHOT_PREFIX = f"snapshot:{_OF_THE_WIRE}"
+"""Of the images by which runtimes know snapshots of live sandboxes, whoever they belong to."""
 
 _SOURCES = frozenset({WireState.RUNNING, WireState.PAUSED})
 
@@ -135,4 +147,4 @@ def is_of_node(name: str, node_id: UUID) -> bool:
 
 
 def _prefix(node_id: UUID) -> str:
-    return f"wire-{node_id.hex}-"
+    return f"{_OF_THE_WIRE}{node_id.hex}-"

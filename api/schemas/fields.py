@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from services.snapshots import LIVE_SNAPSHOT_PREFIX
+
 __all__ = [
     "HEX_DIGEST_PATTERN",
     "MATRIX_NAME",
@@ -118,6 +120,14 @@ def _check_not_ours(name: str) -> str:
     return name
 
 
+def _check_not_of_a_sandbox(image: str) -> str:
+    """Refuse what a node calls the snapshots of live sandboxes: it does not know whose they are."""
+    if image.startswith(LIVE_SNAPSHOT_PREFIX):
+        message = "is a snapshot of a live sandbox: only a sandbox is made from it, by its snapshotId"
+        raise ValueError(message)
+    return image
+
+
 _JOB_KEY = r"^[A-Za-z0-9._/@+-]{1,200}$"
 _STEP_NAME = r"^[a-z0-9_-]{1,40}$"
 _PARSER_NAME = r"^[A-Za-z0-9._:-]{1,100}$"
@@ -159,7 +169,7 @@ StepName = Annotated[str, Field(pattern=_STEP_NAME)]
 StepRef = StepName
 TenantName = Annotated[str, Field(pattern=_TENANT_NAME)]
 ParserName = Annotated[str, Field(pattern=_PARSER_NAME)]
-ImageRef = Annotated[str, Field(pattern=_IMAGE_REF)]
+ImageRef = Annotated[str, Field(pattern=_IMAGE_REF), AfterValidator(_check_not_of_a_sandbox)]
 BlobDigest = Annotated[str, Field(pattern=_BLOB_DIGEST)]
 OctalMode = Annotated[str, Field(pattern=_OCTAL_MODE, description="Permission bits as an octal string.")]
 QueueName = Annotated[str, Field(pattern=_QUEUE_NAME)]

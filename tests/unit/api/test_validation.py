@@ -160,6 +160,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"image": 1}, "image", "name"),
     ({"image": ""}, "image", "must be"),
     ({"image": "-v"}, "image", "must be"),
+    ({"image": "snapshot:wire-0123456789abcdef-1"}, "image", "snapshotId"),
     ({"image": {"ref": "host", "build": {}}}, "image.build", "not supported yet"),
     ({"runtime": "kubernetes"}, "runtime", "must be"),
     ({"priority": 101}, "priority", "at most"),
