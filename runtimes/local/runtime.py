@@ -1,6 +1,7 @@
 """The `local` runtime: sandboxes by namespaces, on this host, without a daemon."""
 
 import os
+import re
 import secrets
 import socket
 import threading
@@ -68,6 +69,7 @@ _MAX_WRITTEN_LAYERS = 64
 
 _MAX_SANDBOXES = 16_384
 
+_CHECK = re.compile(r"sm-check-([0-9]+)-([0-9]+)-[0-9a-f]+")
 _CHECK_LIMITS = ResourceLimits(cpu_millicores=1000, memory_bytes=128 << 20, disk_bytes=16 << 20, pids=64)
 _CHECK_TIMEOUT_SECONDS = 30.0
 
@@ -104,11 +106,19 @@ class LocalRuntime(Runtime):
         if os.geteuid() == 0 and not self._as_root and is_host_root():
             message = f"root has no host user {self._config.uid_base} here: set uid_base to one of /proc/self/uid_map"
             raise RuntimeUnavailableError(message)
-        spec = SandboxSpec(name=f"sm-check-{secrets.token_hex(6)}", image=HOST_IMAGE, limits=_CHECK_LIMITS)
         try:
+            self._remove_left_checks()
+            spec = SandboxSpec(name=_check_name(), image=HOST_IMAGE, limits=_CHECK_LIMITS)
             self.remove(self.create(spec, timeout_seconds=_CHECK_TIMEOUT_SECONDS))
         except (DaemonError, CreateTimeoutError) as error:
             raise RuntimeUnavailableError(f"{error}; {advice()}") from error
+
+    def _remove_left_checks(self) -> None:
+        """Remove the sandboxes of checks whose process was killed in their midst."""
+        for handle in self.list():
+            match = _CHECK.fullmatch(handle.name)
+            if match is not None and not ProcessRef(int(match[1]), int(match[2])).is_alive:
+                self.remove(handle)
 
     def limitations(self) -> Sequence[str]:
         """Name the limits that only rlimits hold here, or nothing at all; see `Runtime.limitations`."""
@@ -542,6 +552,13 @@ class LocalRuntime(Runtime):
         for record in records.all():
             if record.name not in self._live:
                 self._remember(records, record)
+
+
+def _check_name() -> str:
+    """Name the sandbox of a check by its process, so that others see whether that still runs."""
+    process = ProcessRef.of(os.getpid())
+    number = secrets.token_hex(3)
+    return f"sm-check-{process.pid}-{process.started}-{number}" if process else f"sm-check-0-0-{number}"
 
 
 def _sight_of(starter: ProcessRef) -> Callable[[str], Path]:

@@ -1,6 +1,7 @@
 """Local sandboxes that go on when the process that made them is killed, and the next one that finds them."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,16 @@ def test_zygote_ends_after_its_last_sandbox_when_nobody_is_there(tmp_path, runti
     reader.remove(handle)
     wait_for(lambda: not zygote.is_alive)
     reader.close()
+
+
+def test_a_check_removes_what_a_killed_check_has_left_and_nothing_else(successor):
+    runtime, run = successor
+    mine = ProcessRef.of(os.getpid())
+    under_way = f"sm-check-{mine.pid}-{mine.started}-ab"
+    for name in ("sm-check-999999999-1-ab", under_way, "sm-checked"):
+        run(name)
+    runtime.check()
+    assert {handle.name for handle in runtime.list()} == {under_way, "sm-checked"}
 
 
 @pytest.mark.skipif(not is_root(), reason="the zygote is root's way")
