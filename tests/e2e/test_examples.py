@@ -30,7 +30,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     with Stack(StackConfig(home=home, with_flower=False)) as stack:
         paths = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'sdk/python/src'}"
         yield launcher_environment(
-            {"PYTHONPATH": paths, "SANDMILL_API_URL": stack.api_url, "SANDMILL_API_KEY": stack.api_key}
+            {
+                "PYTHONPATH": paths,
+                "SANDMILL_API_URL": stack.api_url,
+                "SANDMILL_API_KEY": stack.api_key,
+                "OPEN_SANDBOX_DOMAIN": stack.api_url.removeprefix("http://"),
+                "OPEN_SANDBOX_API_KEY": stack.api_key,
+            }
         )
 
 
@@ -38,6 +44,18 @@ def run(environment: dict[str, str], *words: str) -> "subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=90, env=environment, check=False
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="snapshots of local sandboxes need root")
+def test_live_sandbox(environment: dict[str, str]) -> None:
+    done = run(environment, "-m", "examples.live_sandbox")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "command: hello from Linux",
+        "port: served from inside",
+        "after a pause: served from inside",
+        "restored: served from inside",
+    ]
 
 
 @pytest.mark.parametrize(
