@@ -88,16 +88,16 @@ class ExecutionTable:
         env = self._environment.compose(request.envs, execution_id=execution_id)
         predecessors = adopted_by(os.getpid())
         oom_kills = self._oom_kills()
+        # Before the program runs: its time begins no later than it does.
+        execution = self._new_execution(execution_id, request, session_id)
         try:
             shell = None if prepare is None else prepare(env)
             launched = launch(request, env, self._accounts, shell=shell)
         except (StartFailedError, OSError) as error:
-            execution = self._new_execution(execution_id, request, session_id)
             kind = start_failure(error) if isinstance(error, OSError) else error.kind
             execution.fail_to_start(str(error), kind)
             self._remember(execution)
             return execution
-        execution = self._new_execution(execution_id, request, session_id)
         origin = Origin(launched.pid, launched.start_ticks, execution_id, predecessors)
         self._running[execution_id] = execution
         self._families.add(origin)

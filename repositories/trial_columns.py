@@ -11,6 +11,7 @@ COPIED = (
     "cpu_millicores",
     "memory_bytes",
     "gpu",
+    "slots",
     "queue",
     "node_labels",
     "preemptible",

@@ -93,12 +93,12 @@ def all_cells(runtimes: Sequence[str]) -> list[Cell]:
     """Every point with every action that makes sense there, on every runtime, with one scheduler and with two.
 
     What the API does depends on neither runtime nor scheduler, so it is tried with one of each; fan-out not on the
-    runtime, and it takes a thousand trials; nor do webhooks. Snapshots have their own tests, with live
-    sandboxes.
+    runtime, and it takes a thousand trials; nor do webhooks. Live sandboxes and snapshots have their own
+    tests (`test_session_crashes.py`, `test_snapshots.py`).
     """
     cells = []
     for point, action in itertools.product(sorted(POINTS), ACTIONS):
-        if (point, action) in _OFF_LIMITS or point.startswith("snapshot."):
+        if (point, action) in _OFF_LIMITS or point.startswith(("session.", "snapshot.")):
             continue
         if point.startswith("api."):
             cells.append(Cell(point, action, "fake", 1))

@@ -97,7 +97,7 @@ def test_term_gives_the_command_time_to_finish(shared_box):
 def test_timeout_of_create_leaves_nothing(real_kind):
     spec = real_kind.spec()
     with pytest.raises(CreateTimeoutError):
-        real_kind.runtime.create(spec, timeout_seconds=0.003)
+        real_kind.runtime.create(spec, timeout_seconds=0.0001)
     assert spec.name not in {handle.name for handle in real_kind.runtime.list()}
     with real_kind.box(name=spec.name) as box:
         box.client.ping()

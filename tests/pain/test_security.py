@@ -17,9 +17,11 @@ from pydantic import ValidationError
 
 from api.schemas.jobs import JobRequest
 from core.errors import InvalidRequestError, NotFoundError, SpecInvalidError
-from runtimes.base import Command, FileUpload, SandboxSpec
+from runtimes.base import Command, FileUpload, SandboxSpec, VolumeMount
 from runtimes.bundle import BUNDLE_MOUNT, Bundle
 from runtimes.container_spec import ContainerImage, ContainerRules, container_settings
+from runtimes.docker import DockerConfig
+from runtimes.host_folders import open_host_path
 from tests.support import probes
 from tests.support.outside import background, host_processes, listening_on_the_host, sleep_mark
 from tests.support.sandboxes import make_spec
@@ -88,9 +90,20 @@ def test_build_step_is_as_confined_as_what_it_builds(real_kind, host_folder):
 
 
 def test_no_field_of_a_sandbox_names_a_place_of_the_host():
-    """B-160: what cannot be said cannot be let through."""
+    """B-160: what cannot be said cannot be let through, but for volumes, which the operator lists.
+
+    A host name is one inside, and an OCI runtime one that the engine was told of.
+    """
     words = ("volume", "mount", "bind", "device", "host", "privilege", "capab", "option", "runtime", "user")
-    assert [field.name for field in fields(SandboxSpec) if any(word in field.name for word in words)] == []
+    named = {field.name for field in fields(SandboxSpec) if any(word in field.name for word in words)}
+    assert named == {"volumes", "hostname", "oci_runtime"}
+
+
+def test_no_path_of_the_host_is_let_through_unless_it_is_listed(tmp_path):
+    """B-160: the list is empty unless the operator fills it."""
+    assert DockerConfig(bundle_dir=tmp_path, state_dir=tmp_path).allowed_host_paths == ()
+    with pytest.raises(SpecInvalidError, match="volumes"):
+        open_host_path(VolumeMount("v", "/m", host_path=str(tmp_path)), str(tmp_path), (), (1000, 1000))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,8 @@ def test_only_the_bundle_of_the_host_is_mounted_in_a_container(tmp_path):
     spec = make_spec(workdir="/work", env={"A": "/:/host"}, labels={"volumes": "/:/host"})
     settings = container_settings(spec, ContainerImage("image"), rules, Bundle(tmp_path, ("x",)), token="x")
     assert settings["HostConfig"]["Binds"] == [f"{tmp_path}:{BUNDLE_MOUNT}:ro"]
-    assert not {"Mounts", "VolumesFrom", "Devices", "DeviceRequests", "CapAdd"} & set(settings["HostConfig"])
+    more = ("Mounts", "VolumesFrom", "Devices", "DeviceRequests", "CapAdd")
+    assert not [name for name in more if settings["HostConfig"].get(name)]
     assert settings["HostConfig"]["Privileged"] is False
 
 

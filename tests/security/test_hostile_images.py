@@ -41,7 +41,7 @@ def box_of(docker):
 
 def foreign_files(box):
     """What is mapped into execd that is not of its bundle, as the host sees it."""
-    pid = box.runtime._process(box.handle).pid
+    pid = box.runtime.look_at(box.handle).process.pid
     mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
     assert any(path.endswith("libc.so.6") for path in mapped), mapped
     own = {path.name for path in box.runtime._prepare().path.rglob("*")}

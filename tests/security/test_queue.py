@@ -298,12 +298,12 @@ def test_redis_that_lets_anybody_in_is_refused(own_services):
 
 
 def test_only_documented_ports_answer_and_only_here(home: Installation):
-    """T95: of all programs of the stack, and no store does anything for whoever has no password."""
+    """T95: of all programs of the stack; and no store does anything for whoever has no password."""
     api, postgres, broker = (
         urlsplit(url).port for url in (home.stack.api_url, home.database_url, home.redis_url)
     )
     listening = ports_of(home)
-    assert {port for _, port in listening} == {api, postgres, broker}
+    assert {port for _, port in listening} == {api, postgres, broker, home.stack.ingress_port}
     assert {address for address, _ in listening} == {"127.0.0.1"}
     with redis.Redis(host="127.0.0.1", port=broker, retry=Retry(NoBackoff(), 0)) as client:
         for words in (("PING",), ("INFO",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("DEBUG", "SLEEP", "0")):

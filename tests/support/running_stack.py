@@ -26,6 +26,7 @@ class RunningStack:
         self.process = process
         self.home = home
         self.api_url, self.api_key, self.flower_url = facts["api"], facts["api_key"], facts["flower"]
+        self.ingress_port = int(facts["ingress"].rpartition(":")[2])
 
     def client(self) -> Client:
         return Client(self.api_url, self.api_key, retry=PATIENT)

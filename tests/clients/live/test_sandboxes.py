@@ -77,6 +77,10 @@ def test_another_process_connects(client: LiveClient) -> None:
         box.files.write_files([WriteEntry(path="/tmp/a", data="kept", mode=644)])
         again = client.sandbox.connect(box.id, connection_config=client.config())
         assert again.files.read_file("/tmp/a") == "kept"
+        own = int(again.commands.run("id -u").text)
+        theirs = again.files_with_identity(own, own)
+        theirs.write_files([WriteEntry(path="/tmp/b", data="mine", mode=600)])
+        assert theirs.read_file("/tmp/b") == "mine"
         again.check_ready(timedelta(seconds=10), timedelta(milliseconds=100))
         again.close()
 
@@ -176,7 +180,11 @@ def test_snapshot_and_restore(client: LiveClient) -> None:
             box.kill()
             with client.opened(snapshot_id=snapshot.id) as restored:
                 assert restored.files.read_file(path) == "v1"
-            manager.delete_snapshot(snapshot.id)
+                second = manager.create_snapshot(restored.id, "second")
+                assert second.sandbox_id == restored.id
+                wait_for(lambda: manager.get_snapshot(second.id).status.state == "Ready", seconds=60)
+            for made in (snapshot, second):
+                manager.delete_snapshot(made.id)
             with pytest.raises(SandboxApiException) as error:
                 manager.get_snapshot(snapshot.id)
             assert error.value.status_code == 404

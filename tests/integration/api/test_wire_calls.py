@@ -248,7 +248,12 @@ def test_expiry_of_one_that_ends_is_not_moved(api, state):
 
 def node_with_ingress(api: ApiWorld) -> Any:
     node_id = new_id()
-    api.world.session(node=node_id, ingress_address="sandboxes.example:28888", runtimes=["nothing"])
+    api.world.session(
+        node=node_id,
+        ingress_address="sandboxes.example:28888",
+        ingress_url="http://127.0.0.1:1",
+        runtimes=["nothing"],
+    )
     return node_id
 
 

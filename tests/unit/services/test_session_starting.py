@@ -1,7 +1,4 @@
-import resource
 import uuid
-
-import pytest
 
 from core.sealing import SecretBox
 from repositories.attempts import ClaimedAttempt
@@ -44,9 +41,8 @@ def spec_of() -> SandboxSpec:
     )
 
 
-@pytest.mark.parametrize(
-    ("hard", "files"), [(20_000, 20_000), (1_048_576, 65_536), (resource.RLIM_INFINITY, 65_536)]
-)
-def test_a_sandbox_may_open_no_more_files_than_its_host_lets_anybody(monkeypatch, hard: int, files: int):
-    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (hard, hard))
-    assert spec_of().limits.open_files == files
+def test_a_live_sandbox_is_its_users_own():
+    spec = spec_of()
+    assert (spec.is_sealed, spec.is_writable, spec.entrypoint) == (False, True, None)
+    assert (spec.limits.memory_bytes, spec.limits.pids, spec.limits.open_files) == (2 << 30, 1024, 65_536)
+    assert "token" not in repr(spec)
