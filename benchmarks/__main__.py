@@ -4,7 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("file_transfer", "list_sandboxes", "log_lines", "pool_hit", "proxy", "queue", "sandbox_start")
+NAMES = (
+    "file_transfer",
+    "list_sandboxes",
+    "live_sandboxes",
+    "log_lines",
+    "pool_hit",
+    "proxy",
+    "queue",
+    "sandbox_start",
+)
 LONG = ("cycles", "dispatch_scale", "docker_start", "fork_files")
 """Run only when named."""
 
