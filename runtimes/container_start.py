@@ -40,6 +40,7 @@ from runtimes.processes import ProcessRef
 
 __all__ = ["ContainerOwner", "ContainerStart", "ContainerView"]
 
+_DYING_SECONDS = 0.1
 _READY_POLL_SECONDS = 0.005
 _LOG_BYTES = 2000
 _CLEAN_UP_SECONDS = 5.0
@@ -254,7 +255,8 @@ class ContainerStart:
         places = {line.split()[4] for line in _read_text(root.parent / "mountinfo").splitlines()}
         is_covered = any(place.startswith(f"{BUNDLE_MOUNT}/") for place in places)
         is_ours = _identity(root / BUNDLE_MOUNT[1:]) == _identity(bundle)
-        if (is_covered or not is_ours) and view.process.is_alive:
+        # One that is killed at this moment shows nothing of its files any more, and is told as what it is.
+        if (is_covered or not is_ours) and _lives_on(view.process):
             raise BadImageError(f"the image has something else at {BUNDLE_MOUNT}, which is execd's place")
 
     def _refuse_root(self, handle: SandboxHandle) -> None:
@@ -286,6 +288,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _lives_on(process: ProcessRef) -> bool:
+    """Whether a process is not about to end."""
+    deadline = Deadline(_DYING_SECONDS)
+    while process.is_alive:
+        if deadline.is_over:
+            return True
+        threading.Event().wait(_READY_POLL_SECONDS)
+    return False
 
 
 def _read_text(path: Path) -> str:
