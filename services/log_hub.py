@@ -13,15 +13,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from core.ending import end_task
 from core.logging import get_logger
 from repositories.log_reading import LogChunkRow
+from services.wake import subscriber
 
 __all__ = ["CHANNEL", "LogHub", "LogListener"]
 
@@ -80,15 +78,7 @@ class LogHub:
 
     def __init__(self, redis_url: str) -> None:
         """redis_url: connects on `start`."""
-        self._client = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_connect_timeout=1.0,
-            socket_timeout=5.0,
-            health_check_interval=10,
-            socket_keepalive=True,
-            # What this catches, the library reconnects after, in whichever task it is, while another one reads.
-            retry=Retry(NoBackoff(), 0, supported_errors=()),
-        )
+        self._client = subscriber(redis_url)
         self._listeners: dict[str, set[LogListener]] = {}
         self._telling = asyncio.Lock()
         self._pubsub: PubSub | None = None

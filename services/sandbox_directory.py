@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,7 +19,7 @@ from core.errors import NotFoundError, UnavailableError
 from core.logging import get_logger
 from models.live_sandboxes import ENDED_STATES, WireState
 from repositories.sandbox_targets import SandboxTargetRepository
-from services.wake import TRAFFIC_CHANNEL
+from services.wake import TRAFFIC_CHANNEL, subscriber
 
 __all__ = ["DatabaseDirectory", "SandboxDirectory", "SandboxTarget"]
 
@@ -172,14 +169,7 @@ class DatabaseDirectory:
             lookup.exception()  # looked at, also if everybody who asked has left
 
     async def _listen(self, redis_url: str) -> None:
-        client = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_connect_timeout=1.0,
-            socket_timeout=5.0,
-            health_check_interval=10,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0, supported_errors=()),
-        )
+        client = subscriber(redis_url)
         try:
             while True:
                 try:

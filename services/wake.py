@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 __all__ = [
     "BATCH_CHANNEL",
@@ -16,6 +19,7 @@ __all__ = [
     "SCHEDULER_CHANNEL",
     "TRAFFIC_CHANNEL",
     "Wake",
+    "subscriber",
 ]
 
 SCHEDULER_CHANNEL = "sched:wake"
@@ -81,3 +85,16 @@ class Wake:
         except (redis.RedisError, OSError):
             with self._lock:
                 self._resume_at = time.monotonic() + _PAUSE_SECONDS
+
+
+def subscriber(url: str) -> redis.asyncio.Redis:
+    """Make a client that hears wake-ups; connects on first use. Whoever has it reconnects by itself."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_connect_timeout=1.0,
+        socket_timeout=5.0,
+        health_check_interval=10,
+        socket_keepalive=True,
+        # What this catches, the library reconnects after, in whichever task it is, while another one reads.
+        retry=Retry(NoBackoff(), 0, supported_errors=()),
+    )
