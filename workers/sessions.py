@@ -13,20 +13,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from core.errors import (
     EntrypointFailedError,
-    FailureClass,
-    NotSupportedError,
     RunFailure,
     RuntimeUnavailableError,
     SandmillError,
 )
 from core.failpoints import failpoint
-from core.jsonb import to_jsonb
 from core.logging import get_logger
 from core.metrics import LIVE_SANDBOXES
 from core.sealing import SecretBox
 from models.snapshots import SnapshotState
-from models.states import AttemptState, Outcome
-from repositories.attempts import AttemptEnd, AttemptRepository, ClaimedAttempt
+from models.states import AttemptState
+from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.sandbox_outputs import WantedOutput
 from repositories.session_keeping import SessionKeepingRepository, Wish
 from repositories.sessions import SessionRepository
@@ -37,7 +34,15 @@ from services.attempt_control import AttemptControl, StopReason
 from services.attempt_writes import AttemptStatements, AttemptWriter, DisownedError
 from services.early_ends import session_end
 from services.entrypoints import check_entrypoint
-from services.outcomes import CANCELLED, Failure
+from services.session_endings import (
+    SessionEnd,
+    died,
+    failed_start,
+    to_session_attempt_end,
+    unknown_end,
+    unswitched,
+    wanted_end,
+)
 from services.session_spec import KIND, SessionSpec
 from services.session_starting import (
     ProgressNotes,
@@ -69,7 +74,9 @@ def is_session(claimed: ClaimedAttempt) -> bool:
 
 @dataclass(slots=True)
 class _Start:
-    """A sandbox that is being made. is_given_up: its end is written, or being written, by the keeper's own thread.
+    """A sandbox that is being made. is_given_up: its end is written, or being written, by a thread of the keeper.
+
+    taken_at: when this worker took it, by the monotonic clock.
 
     A start cannot be called off: a pull takes what it takes. So one that nobody wants any more is ended without
     waiting for it, and whoever makes it takes away what comes of it.
@@ -78,12 +85,16 @@ class _Start:
     claimed: ClaimedAttempt
     control: AttemptControl
     session_id: UUID
+    taken_at: float = field(default_factory=time.monotonic)
     is_given_up: bool = False
 
 
 @dataclass(slots=True)
 class _Live:
-    """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held."""
+    """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held.
+
+    taken_at: as of its start.
+    """
 
     claimed: ClaimedAttempt
     control: AttemptControl
@@ -91,23 +102,11 @@ class _Live:
     runtime: Runtime
     handle: SandboxHandle
     entrypoint: Entrypoint
+    taken_at: float
     is_busy: bool = False
     is_paused: bool = False
     obeyed: int = -1
     looked_at: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Why a sandbox is over. reason: as the wire tells it. failure None: its tenant wished it.
-
-    is_elsewhere: only here; one that has not run yet is started on another node.
-    """
-
-    reason: str
-    message: str | None = None
-    failure: Failure | None = None
-    is_elsewhere: bool = False
 
 
 class SessionKeeper:
@@ -197,7 +196,7 @@ class SessionKeeper:
             log.exception("sandbox_not_taken", trial_id=str(claimed.trial_id), fence=claimed.fence)
             if self._settle(start):
                 with suppress(DisownedError, SQLAlchemyError):
-                    self._write_end(start, _unknown(error), SandboxStats(), is_removed=False)
+                    self._write_end(start, unknown_end(error), SandboxStats(), is_removed=False)
         finally:
             self._settle(start)
         return False
@@ -230,7 +229,7 @@ class SessionKeeper:
             self._clear_away(runtime, handle)
             return False
         entrypoint = Entrypoint(_entrypoint_of(claimed))
-        live = _Live(claimed, control, start.session_id, runtime, handle, entrypoint)
+        live = _Live(claimed, control, start.session_id, runtime, handle, entrypoint, start.taken_at)
         control.arm(lambda: self._kill(live))
         if not is_new:
             self._let_go_on(live, writer)
@@ -256,7 +255,7 @@ class SessionKeeper:
         if isinstance(error, EntrypointFailedError):
             self._outputs.keep_failure(start.claimed.trial_id, error)
         if self._settle(start):
-            end = _wanted_end(start.control) or _failed_start(error, is_new=is_new)
+            end = wanted_end(start.control) or failed_start(error, is_new=is_new)
             self._write_end(start, end, SandboxStats(), is_removed=True)
         else:
             # Whoever gave it up could not know that nothing would come of it.
@@ -375,7 +374,7 @@ class SessionKeeper:
             self._submit(lambda start=start: self._give_up(start))  # type: ignore[misc]
         for live in idle:
             if live.control.stop.is_set():
-                self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
+                self._begin(live, lambda live=live: self._end(live, wanted_end(live.control)))  # type: ignore[misc]
         if idle or self._live:
             self._obey()
             self._look_whether_they_run(idle)
@@ -389,7 +388,7 @@ class SessionKeeper:
 
     def _give_up(self, start: _Start) -> None:
         """Write the end of one that is still being made."""
-        end = _wanted_end(start.control)
+        end = wanted_end(start.control)
         if end is None:
             return
         try:
@@ -410,7 +409,7 @@ class SessionKeeper:
                 continue
             if wish.state == "Stopping":
                 live.control.request(StopReason.FORCE_CANCEL)
-                self._begin(live, lambda live=live: self._end(live, _wanted_end(live.control)))  # type: ignore[misc]
+                self._begin(live, lambda live=live: self._end(live, wanted_end(live.control)))  # type: ignore[misc]
             else:
                 self._begin(live, lambda live=live, wish=wish: self._switch(live, wish))  # type: ignore[misc]
 
@@ -497,7 +496,7 @@ class SessionKeeper:
             try:
                 action()
             except Exception:
-                log.exception("snapshot_action_failed")
+                log.exception("sandbox_action_failed")
 
         with suppress(RuntimeError):  # the pool is shut down: this process ends
             self._actions.submit(act)
@@ -515,7 +514,7 @@ class SessionKeeper:
             message = None
         except SandmillError as error:
             state = "Running" if pauses else "Paused"
-            reason = _unswitched(error, pauses=pauses)
+            reason = unswitched(error, pauses=pauses)
             message = error.message
             log.warning("sandbox_not_switched", trial_id=str(wish.trial_id), error=error.message)
         with self._statements.connect() as connection:
@@ -531,7 +530,7 @@ class SessionKeeper:
             log.warning("sandbox_not_seen", trial_id=str(live.claimed.trial_id), error=error.message)
             return
         if state.phase in {"ended", "gone"} and not live.control.stop.is_set():
-            self._end(live, _died(state.exit_code, state.message, is_gone=state.phase == "gone"))
+            self._end(live, died(state.exit_code, state.message, is_gone=state.phase == "gone"))
         elif state.phase in {"running", "paused"} and (state.phase == "paused") != live.is_paused:
             self._note_switch(live, is_paused=state.phase == "paused")
         if state.phase == "running":
@@ -551,7 +550,7 @@ class SessionKeeper:
         live.is_paused = is_paused
         self._tell(live.claimed.trial_id)
 
-    def _end(self, live: _Live, end: _End | None) -> None:
+    def _end(self, live: _Live, end: SessionEnd | None) -> None:
         """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
         if end is not None and not live.control.disowned:
             self._keep_what_stays(live)
@@ -582,30 +581,16 @@ class SessionKeeper:
         except Exception:
             log.exception("sandbox_leaves_less", trial_id=str(live.claimed.trial_id))
 
-    def _write_end(self, kept: _Start | _Live, end: _End, stats: SandboxStats, *, is_removed: bool) -> None:
+    def _write_end(
+        self, kept: _Start | _Live, end: SessionEnd, stats: SandboxStats, *, is_removed: bool
+    ) -> None:
         """Write the end of attempt, trial and session together; for one that goes on elsewhere only the attempt's."""
         claimed = kept.claimed
         goes_on = end.is_elsewhere and isinstance(kept, _Start) and claimed.desired == "run"
-        failure = end.failure or CANCELLED
-        attempt_end = AttemptEnd(
-            outcome=(Outcome.ERROR if end.failure else Outcome.CANCELLED).value,
-            reason=end.failure.code if end.failure else end.reason,
-            end_reason=end.reason,
-            failure=to_jsonb(failure.to_json()),
-            steps="[]",
-            grade=None,
-            usage=to_jsonb(
-                {
-                    "wall_seconds": round(claimed.elapsed_seconds, 3),
-                    "cpu_seconds": stats.cpu_seconds,
-                    "memory_peak_bytes": stats.memory_peak_bytes,
-                    "log_bytes": 0,
-                }
-            ),
-            rewards=None,
-            next_seq=0,
-            log_bytes=0,
-            truncated_bytes=0,
+        attempt_end = to_session_attempt_end(
+            end,
+            stats,
+            wall_seconds=claimed.elapsed_seconds + time.monotonic() - kept.taken_at,
             is_removed=is_removed,
             retry_seconds=0.0 if goes_on else None,
         )
@@ -637,70 +622,3 @@ class SessionKeeper:
 
 def _entrypoint_of(claimed: ClaimedAttempt) -> tuple[str, ...]:
     return tuple(claimed.spec.get("entrypoint") or ())
-
-
-def _wanted_end(control: AttemptControl) -> _End | None:
-    """Say why an attempt was asked to stop. None: it was not, or is not ours any more."""
-    match control.reason:
-        case None | StopReason.DISOWNED:
-            return None
-        case StopReason.SHUTDOWN:
-            message = "the node's worker was stopped, and its sandboxes with it"
-            return _End("NODE_STOPPED", message, _infra("worker_shutdown", message), is_elsewhere=True)
-        case StopReason.PREEMPT:
-            message = "its node is drained, and its sandboxes with it"
-            return _End("NODE_DRAINED", message, _infra("preempted", message), is_elsewhere=True)
-        case StopReason.DEADLINE:
-            message = "it was not running within its start timeout"
-            return _End("SANDBOX_START_TIMEOUT", message, _infra("start_timeout", message))
-        case _:
-            return _End("SANDBOX_DELETED")
-
-
-def _failed_start(error: SandmillError, *, is_new: bool) -> _End:
-    cls = error.failure_class if isinstance(error, RunFailure) else FailureClass.INFRA
-    reason = _REASONS.get(error.code, "DOCKER::SANDBOX_START_FAILED") if is_new else "SANDBOX_LOST"
-    return _End(reason, error.message, Failure(cls, error.code, error.message))
-
-
-def _died(exit_code: int | None, message: str, *, is_gone: bool) -> _End:
-    text = message or (
-        "the sandbox was removed by somebody else"
-        if is_gone
-        else f"its first process ended{'' if exit_code is None else f' with exit code {exit_code}'}"
-    )
-    return _End("CONTAINER_EXITED_ERROR", text, _infra("sandbox_died", text))
-
-
-def _unswitched(error: SandmillError, *, pauses: bool) -> str:
-    """Name, for the wire, what kept a sandbox from standing still or from going on."""
-    if isinstance(error, NotSupportedError):
-        return "SANDBOX::API_NOT_SUPPORTED"
-    return "DOCKER::SANDBOX_PAUSE_FAILED" if pauses else "DOCKER::SANDBOX_RESUME_FAILED"
-
-
-def _unknown(error: Exception) -> _End:
-    message = f"{type(error).__name__}: {error}"
-    return _End("SANDBOX::INTERNAL_ERROR", message, _infra("unknown", message))
-
-
-def _infra(code: str, message: str) -> Failure:
-    return Failure(FailureClass.INFRA, code, message)
-
-
-_PULL = "DOCKER::SANDBOX_IMAGE_PULL_FAILED"
-_REASONS = {
-    "image_not_found": _PULL,
-    "platform_not_found": _PULL,
-    "registry_error": _PULL,
-    "registry_auth": _PULL,
-    "registry_rate_limited": _PULL,
-    "registry_tls": _PULL,
-    "registry_unreachable": _PULL,
-    "image_store_full": _PULL,
-    "node_disk_full": "DOCKER::SANDBOX_START_FAILED",
-    "spec_invalid": "SANDBOX::INVALID_PARAMETER",
-    "create_timeout": "SANDBOX_START_TIMEOUT",
-    "entrypoint_failed": "CONTAINER_EXITED_ERROR",
-}
-"""What the wire calls failures of a start, by our code."""

@@ -221,6 +221,19 @@ def test_delete_of_a_live_one(api, node, runtime, before):
     assert api.world.attempt(made["id"], 1)["usage"]["cpu_seconds"] == 0.0
 
 
+def test_what_it_used_tells_how_long_it_lived(api, node, runtime):
+    sandbox = create(api)["id"]
+    lived = datetime.now(UTC)
+    until(lambda: datetime.now(UTC) - lived > timedelta(seconds=0.5))
+    assert api.client.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
+    (row,) = api.rows(
+        "SELECT (usage ->> 'wall_seconds')::float8 AS told,"
+        " extract(epoch FROM finished_at - claimed_at)::float8 AS whole FROM attempts WHERE trial_id = %(id)s",
+        id=sandbox,
+    )
+    assert 0.5 <= row["told"] <= row["whole"] + 0.1
+
+
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_delete_while_a_wish_is_being_obeyed(api, node, runtime, verb, monkeypatch):
     made = create(api)
