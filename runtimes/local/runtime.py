@@ -40,6 +40,7 @@ from runtimes.local.config import LocalConfig
 from runtimes.local.diagnosis import advice, describe_missing
 from runtimes.local.execd_flags import execd_flags
 from runtimes.local.executor import IDS_PER_SANDBOX, Started, StartRequest, can_change_user
+from runtimes.local.held_files import root_held
 from runtimes.local.host_image import HOST_IMAGE, build_plan
 from runtimes.local.images import ImageStore
 from runtimes.local.loop_disks import LoopDisks
@@ -202,7 +203,7 @@ class LocalRuntime(Runtime):
             again = replace(live, base=base, generation=live.generation + 1)
             # Planned before anything is made, so that a bad spec leaves nothing to take back.
             self.plan(spec, base.root, prepared.executor.sources, (), prepared.seccomp)
-            with self._standing_still(record):
+            with self._standing_still(record), root_held(record.init):
                 other = self._create(prepared, spec, base, deadline)
                 try:
                     with self._ending(record):
