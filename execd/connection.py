@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import h11
@@ -202,7 +202,7 @@ class Connection:
 
     async def refuse(self, error: ExecdError) -> None:
         """Answer an error outside of any route, and close."""
-        await self._reply_error(error.status, error.code, error.message)
+        await self._reply_error(error.status, error.code, error.message, error.headers)
 
     def abort(self) -> None:
         """Close without sending what is buffered."""
@@ -258,7 +258,9 @@ class Connection:
         except TimeoutError:
             return
 
-    async def _reply_error(self, status: int, code: str, message: str) -> None:
+    async def _reply_error(
+        self, status: int, code: str, message: str, fields: Iterable[tuple[str, str]] = ()
+    ) -> None:
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = json.dumps({"code": code, "message": message}).encode("ascii")
@@ -266,6 +268,7 @@ class Connection:
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
+            *fields,
         ]
         await self.write(
             h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()

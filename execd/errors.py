@@ -30,6 +30,7 @@ __all__ = [
     "RouteMissingError",
     "SessionBusyError",
     "TooManyCommandsError",
+    "TooManyConnectionsError",
     "TooManySessionsError",
     "UnauthorizedError",
     "UnknownAccountError",
@@ -213,6 +214,17 @@ class TooManyCommandsError(ExecdError):
         return [("retry-after", "1")]
 
 
+class TooManyConnectionsError(ExecdError):
+    """As many connections are open as may be."""
+
+    status, code = 429, "TOO_MANY_CONNECTIONS"
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """When to try again: most are of short commands."""
+        return [("retry-after", "1")]
+
+
 class TooManySessionsError(ExecdError):
     """There are as many sessions as may be."""
 
@@ -250,7 +262,7 @@ class BackendMissingError(BackendError):
 
 
 class OverloadedError(ExecdError):
-    """Too many connections."""
+    """Too many terminal sessions."""
 
     status, code = 503, "OVERLOADED"
 

@@ -7,7 +7,7 @@ import socket
 import h11
 
 from execd.connection import Connection
-from execd.errors import OverloadedError
+from execd.errors import TooManyConnectionsError
 from execd.exchange import Handler
 from execd.limits import Limits
 from execd.streams import READ_BYTES, keep_alive
@@ -53,7 +53,10 @@ class Server:
         self._connections[task] = connection
         try:
             if len(self._connections) > self._limits.connections:
-                await connection.refuse(OverloadedError("too many connections"))
+                message = (
+                    f"{self._limits.connections} connections are open already: close one, or use one again"
+                )
+                await connection.refuse(TooManyConnectionsError(message))
             else:
                 await connection.run()
         except (OSError, EOFError, TimeoutError, h11.LocalProtocolError) as error:

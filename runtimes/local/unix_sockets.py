@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ from core.errors import ExecdUnreachableError
 
 __all__ = ["connect_in_packets", "connect_to", "listen_at"]
 
-_BACKLOG = 128
+_BACKLOG = 512
 """Connections that may wait until execd takes them; it does so within milliseconds."""
+
+_TIMEVAL = struct.Struct("@ll")
 
 
 def listen_at(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
@@ -29,12 +32,18 @@ def listen_at(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socke
 
 
 def connect_to(path: Path, *, timeout_seconds: float) -> socket.socket:
-    """Connect to the socket at path. Raises ExecdUnreachableError."""
+    """Connect to the socket at path, which may have as many waiting as it takes. Raises ExecdUnreachableError.
+
+    timeout_seconds: above 0; also for what is done with the connection.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(timeout_seconds)
+        # By the kernel: a socket with a timeout of Python's does not wait for a place in the queue, but fails at once.
+        _limit_waiting(connection, timeout_seconds)
         with _short(path) as address:
             connection.connect(address)
+        _limit_waiting(connection, 0)
+        connection.settimeout(timeout_seconds)
     except OSError as error:
         connection.close()
         raise ExecdUnreachableError(f"execd's socket does not answer: {error}") from error
@@ -51,6 +60,12 @@ def connect_in_packets(path: Path) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _limit_waiting(connection: socket.socket, seconds: float) -> None:
+    """Have the kernel give up after seconds; 0: never."""
+    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import quote_from_bytes
@@ -254,6 +256,37 @@ def test_special_bits_are_dropped_and_the_owner_stays(box, folder):
     assert box.sh(f"cd {folder}; stat -c '%n %a %u' *").out.splitlines() == [
         f"a 755 {user}", f"b 1755 {user}", f"d 777 {user}",
     ]  # fmt: skip
+
+
+def test_an_upload_that_comes_to_no_end_is_never_seen(box, folder):
+    """T32: broken off in the middle, and of a wrong length; the old content stays, and nothing lies about."""
+    assert upload(box, (f"{folder}/f", b"old", {})) == 200
+    body = b""
+    for name, (filename, data, kind) in file_parts(f"{folder}/f", b"x" * 300_000):
+        body += (
+            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{filename}"\r\n'
+            f"Content-Type: {kind}\r\n\r\n"
+        ).encode()
+        body += data + b"\r\n"
+    body += f"--{BOUNDARY}--\r\n".encode()
+    fields = {**dict(box.client._headers), "content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    for length, sent, answer in (
+        (len(body), body[:200_000], b""),
+        (len(body) + 1000, body, b""),
+        (len(body) - 1000, body, b"HTTP/1.1 400"),
+        (1 << 62, body[:200_000], b"HTTP/1.1 413"),
+    ):
+        with box.runtime.connect(box.handle, EXECD_PORT, timeout_seconds=20) as connection:
+            head = "".join(
+                f"{name}: {value}\r\n" for name, value in {**fields, "content-length": length}.items()
+            )
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(f"POST /files/upload HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + sent)
+                connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert connection.recv(1 << 16).startswith(answer), length
+        assert download(box, f"{folder}/f") == (200, b"old")
+        assert box.sh(f"ls -A {folder}").out == "f\n"
 
 
 def test_a_full_disk_leaves_the_old_content(real_kind):

@@ -127,7 +127,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_rest_served(bundle: Pa
         finally:
             for connection in many:
                 connection.close()
-        assert b"HTTP/1.1 503" in answers
+        assert b"HTTP/1.1 429" in answers
         assert b"HTTP/1.1 200" in answers
 
 
