@@ -134,7 +134,7 @@ def test_memory_of_every_kind_counts(real_kind, fill):
 
 
 def test_disk_stops_at_its_limit_in_every_folder_together(real_kind):
-    """T18: and the space is free for the next sandbox."""
+    """T18, B-071: and the space is free for the next sandbox."""
     folders = "/tmp /var/tmp /run $PWD"
     fill = (
         f"for d in {folders}; do head -c 12000000 /dev/zero > $d/big; done 2>&1; du -ck {folders} | tail -1"
@@ -148,7 +148,7 @@ def test_disk_stops_at_its_limit_in_every_folder_together(real_kind):
 
 @pytest.mark.skipif(not is_root(), reason="only root may limit the files of a sandbox")
 def test_number_of_files_stops_at_its_limit(real_kind):
-    """T19: empty ones take no space, but memory of the kernel."""
+    """T19, B-071: empty ones take no space, but memory of the kernel."""
     fill = "cd /tmp; i=0; while [ $i -lt 4000 ] && true > f$i; do i=$((i+1)); done 2>/dev/null; echo $i"
     with real_kind.box(limits={"disk_bytes": 8 << 20}) as box:
         assert 1000 < int(box.sh(fill).out) < (8 << 20) // 4096

@@ -1,5 +1,6 @@
 """Containers of live sandboxes: users, volumes, snapshots, limits, queue, OCI runtimes."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -234,6 +235,22 @@ def test_named_volume_outlives_sandboxes_and_is_shared(kind, volume):
         assert box.sh("cat /data/file").out == "kept\n"
         assert box.sh("echo x > /data/file").code != 0
     assert volume in volume_names()
+
+
+def test_a_volume_in_the_folder_of_another_is_seen_whatever_their_order(kind, volume):
+    """B-073: a parent mounted later would hide its child."""
+    paths = ("/w", "/w/p", "/w/p/q")
+    for order in itertools.permutations(range(3)):
+        mounts = [
+            VolumeMount(f"v{n}", paths[n], claim=VolumeClaim(f"{volume}-{n}", delete_with_sandbox=True))
+            for n in order
+        ]
+        with kind.box(volumes=mounts, **LIVE) as box:
+            said = box.sh(
+                "for d in /w /w/p /w/p/q; do echo $d > $d/own; done; cat /w/own /w/p/own /w/p/q/own; mount"
+            )
+            assert said.out.splitlines()[:3] == list(paths)
+            assert [line.split()[2] for line in said.out.splitlines() if " on /w" in line] == list(paths)
 
 
 def test_volume_made_for_a_sandbox_goes_with_it(kind, volume):

@@ -14,7 +14,11 @@ def test_who_finds_the_queue_full_waits_for_a_place(tmp_path):
     with listen_at(path) as listener:
         listener.listen(0)
         first = connect_to(path, timeout_seconds=30)
-        timer = threading.Timer(0.2, lambda: listener.accept()[0].close())
+
+        def take_one() -> None:
+            listener.accept()[0].close()
+
+        timer = threading.Timer(0.2, take_one)
         timer.start()
         second = connect_to(path, timeout_seconds=30)
         timer.join()
