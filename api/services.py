@@ -103,6 +103,7 @@ class ApiServices:
             cpu_request=settings.sandbox_cpu_request,
             memory_request=settings.sandbox_memory_request,
             start_seconds=settings.sandbox_start_timeout_seconds,
+            pull_seconds=settings.sandbox_pull_timeout_seconds,
             max_timeout_seconds=settings.max_sandbox_timeout_seconds,
         )
         return LiveSandboxService(

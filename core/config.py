@@ -134,6 +134,12 @@ class Settings(BaseSettings):
         gt=0,
         description="So long a sandbox may take from its image being there until execd answers.",
     )
+    # For 10 GB over a slow line. A pull shows how far it is, and ends by itself when nothing comes for two minutes.
+    sandbox_pull_timeout_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="So long a sandbox may wait, beyond that, for its image to be pulled.",
+    )
     max_sandbox_timeout_seconds: int | None = Field(
         default=None,
         ge=60,

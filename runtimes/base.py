@@ -177,7 +177,8 @@ class SandboxSpec:
     oci_runtime: what starts the container, by its name on this node, e.g. `runsc`; None is what the node says.
     is_writable: the whole root file system can be written, and the image's user is kept even if it is root, with the
     few rights that package managers need; otherwise the sandbox is as closed as its runtime can make it.
-    hostname: None is `sandbox`. A runtime refuses by name what it cannot do: see `refuse_fields`.
+    hostname: None is `sandbox`. ready_seconds: so long it may take once its image is there and it has its turn; None:
+    as long as the whole. A runtime refuses by name what it cannot do: see `refuse_fields`.
     """
 
     name: str
@@ -195,6 +196,7 @@ class SandboxSpec:
     oci_runtime: str | None = None
     is_writable: bool = False
     hostname: str | None = None
+    ready_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that could be read as options or paths by the tools below."""

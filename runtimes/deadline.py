@@ -13,6 +13,10 @@ class Deadline:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
+    def within(self, seconds: float | None) -> "Deadline":
+        """Give the one so many seconds from now, unless this one comes first; None: this one."""
+        return self if seconds is None or seconds >= self.remaining() else Deadline(seconds)
+
     def remaining(self) -> float:
         """Seconds left; zero once it has passed."""
         return max(0.0, self._end - time.monotonic())

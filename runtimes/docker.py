@@ -223,6 +223,7 @@ class DockerRuntime(Runtime):
         rules = replace(self.rules(), family=self._family(spec))
         image = self._look_up(spec, rules, deadline, say)
         with self._turns.taken(f"sandbox {spec.name}", deadline, lambda before: say(_in_line(before))):
+            deadline = deadline.within(spec.ready_seconds)
             self._creating.add(spec.name)
             try:
                 say("starting the container")

@@ -68,7 +68,8 @@ class SandboxPolicy:
     """What the installation says about live sandboxes.
 
     cpu_request, memory_request: the part of its limits that a sandbox holds back on its node and of its tenant's
-    quotas; most of them wait most of the time. start_seconds: from the request to the claim, and from there to running.
+    quotas; most of them wait most of the time. start_seconds: from the request to the claim, and from the image being
+    there to running. pull_seconds: for the image to come.
     max_timeout_seconds: of a create; None: any.
     """
 
@@ -76,6 +77,7 @@ class SandboxPolicy:
     cpu_request: float = 0.1
     memory_request: float = 0.1
     start_seconds: float = 60.0
+    pull_seconds: float = 1800.0
     max_timeout_seconds: int | None = None
 
 
@@ -339,7 +341,9 @@ class LiveSandboxService:
 
     def _to_row(self, new: NewSandbox, sandbox_id: UUID) -> NewSandboxRow:
         policy = self._policy
-        spec = replace(new.spec, timeouts=replace(new.spec.timeouts, queue=policy.start_seconds))
+        start_seconds = policy.start_seconds + policy.pull_seconds
+        timeouts = replace(new.spec.timeouts, queue=policy.start_seconds, start=start_seconds)
+        spec = replace(new.spec, timeouts=timeouts)
         resources = spec.resources
         body = spec.to_json()
         auth = None

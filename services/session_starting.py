@@ -89,8 +89,12 @@ def to_sandbox_spec(
     box: SecretBox,
     node_id: UUID,
     session_id: UUID,
+    ready_seconds: float,
 ) -> SandboxSpec:
-    """Say what the runtime has to make. Raises SealBrokenError for credentials that cannot be read."""
+    """Say what the runtime has to make. Raises SealBrokenError for credentials that cannot be read.
+
+    ready_seconds: from its image being there until it answers.
+    """
     resources = spec.resources
     auth = None
     if kept.image_auth is not None:
@@ -122,6 +126,7 @@ def to_sandbox_spec(
         platform=spec.platform,
         volumes=[_mount(volume, owner=str(claimed.tenant_id)) for volume in spec.volumes],
         oci_runtime=spec.oci_runtime,
+        ready_seconds=ready_seconds,
     )
 
 

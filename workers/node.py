@@ -126,6 +126,7 @@ class NodeWorker:
             box=make_box(settings),
             tell=self._wake.sandbox,
             on_end=self._leave,
+            ready_seconds=settings.sandbox_start_timeout_seconds,
         )
         self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")

@@ -122,10 +122,11 @@ class SessionKeeper:
         box: SecretBox,
         tell: Callable[[UUID], None],
         on_end: Callable[[ClaimedAttempt], None],
+        ready_seconds: float = 60.0,
     ) -> None:
         """box: opens registry credentials. tell: called with a sandbox's id after each change, for those who wait.
 
-        on_end: called when nothing of an attempt is left here.
+        on_end: called when nothing of an attempt is left here. ready_seconds: of a start, once its image is there.
         """
         self._engine = engine
         self._attempts = attempts
@@ -136,6 +137,7 @@ class SessionKeeper:
         self._box = box
         self._tell = tell
         self._on_end = on_end
+        self._ready_seconds = ready_seconds
         self._outputs = OutputKeeper(self._statements, node_id=node_id, tell=tell)
         self._snapshots = SnapshotKeeper(self._statements, runtimes, node_id=node_id, tell=tell)
         self._lock = threading.Lock()
@@ -303,6 +305,7 @@ class SessionKeeper:
             box=self._box,
             node_id=self._node_id,
             session_id=start.session_id,
+            ready_seconds=self._ready_seconds,
         )
 
         def note(text: str) -> None:

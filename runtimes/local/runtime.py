@@ -142,7 +142,7 @@ class LocalRuntime(Runtime):
         if on_progress is not None:
             on_progress("starting the sandbox")
         prepared = self._prepare()
-        deadline = Deadline(timeout_seconds)
+        deadline = Deadline(timeout_seconds).within(spec.ready_seconds)
         base = self._images.base_of(spec.image, is_root=spec.is_writable and self._has_zygote)
         if base.root.layers and self._as_root and not self._has_zygote:
             # Only the zygote's mounts can show files of root as those of a sandbox's user.

@@ -2,16 +2,22 @@
 
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from core.errors import (
+    CreateTimeoutError,
     ImageNotFoundError,
     RegistryAuthError,
     RegistryUnreachableError,
 )
+from runtimes import deadline
 from runtimes.base import ImageAuth
+from runtimes.container_start import ContainerStart
 from tests.support.images import BUSYBOX_IMAGE, derived_image
 from tests.support.real_registry import PASSWORD, USER, needs_registry, running_registry
 from tests.support.runtime_fixtures import kind_named
@@ -133,6 +139,30 @@ def test_creates_of_one_image_share_one_pull(kind, image, monkeypatch):
         for each in creates:
             each.result()
     assert fetched == [image]
+
+
+def test_time_to_be_ready_begins_when_the_image_is_there(kind, image, monkeypatch):
+    """B-139: a pull takes as long as it takes, up to the whole; what comes after it has its own time."""
+    passed = 0.0
+    clock, fetch, work = time.monotonic, kind.runtime._fetch, ContainerStart.run
+
+    def slow(*arguments):
+        nonlocal passed
+        passed += 1000
+        fetch(*arguments)
+
+    def stuck(*arguments, **options):
+        nonlocal passed
+        passed += 100
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock() + passed))
+    monkeypatch.setattr(kind.runtime._pulls, "_fetch", slow)
+    spec = kind.spec(image=image, image_auth=AUTH, ready_seconds=60.0)
+    kind.runtime.remove(kind.runtime.create(spec, timeout_seconds=2000))
+    monkeypatch.setattr(ContainerStart, "run", stuck)
+    with pytest.raises(CreateTimeoutError, match="60 s"):
+        kind.runtime.create(replace(spec, name=kind.spec().name, pull="always"), timeout_seconds=2000)
 
 
 def test_credentials_are_nowhere_in_the_container(kind, image):

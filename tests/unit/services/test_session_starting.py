@@ -37,7 +37,13 @@ def spec_of() -> SandboxSpec:
     )
     kept = KeptSandbox("Pending", "token", None, None, None)
     return to_sandbox_spec(
-        claimed, SPEC, kept, box=SecretBox(None), node_id=uuid.uuid4(), session_id=uuid.uuid4()
+        claimed,
+        SPEC,
+        kept,
+        box=SecretBox(None),
+        node_id=uuid.uuid4(),
+        session_id=uuid.uuid4(),
+        ready_seconds=45.0,
     )
 
 
@@ -45,4 +51,5 @@ def test_a_live_sandbox_is_its_users_own():
     spec = spec_of()
     assert (spec.is_sealed, spec.is_writable, spec.entrypoint) == (False, True, None)
     assert (spec.limits.memory_bytes, spec.limits.pids, spec.limits.open_files) == (2 << 30, 1024, 65_536)
+    assert spec.ready_seconds == 45.0
     assert "token" not in repr(spec)
