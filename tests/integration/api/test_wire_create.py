@@ -267,6 +267,13 @@ def test_limits_are_required(api):
     refused(api, 400, INVALID, "resourceLimits", drop=("resourceLimits",))
 
 
+def test_a_pull_has_its_own_time_beside_the_start(api):
+    """B-139."""
+    with changed_settings(api.app, sandbox_start_timeout_seconds=50.0, sandbox_pull_timeout_seconds=3000.0):
+        timeouts = spec_of(api, made(api))["timeouts"]
+    assert (timeouts["queue"], timeouts["start"]) == (50.0, 3050.0)
+
+
 def test_longest_timeout_of_the_installation_holds(api):
     with changed_settings(api.app, max_sandbox_timeout_seconds=300):
         refused(api, 400, INVALID, "timeout", timeout=301)
