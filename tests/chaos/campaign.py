@@ -18,6 +18,7 @@ import redis
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from launcher.errors import StartupError
 from launcher.service import Service, wait_until_ready
 from tests.chaos.cells import IMAGES, LIVE_SLACK_SECONDS, script
 from tests.chaos.harness import LEASE_SECONDS, ChaosStack, Submitted, chaos_stack, wait_for
@@ -33,6 +34,7 @@ OPEN_TRIALS = 120
 DROPPED_BELLS, DOUBLED_BELLS = 0.04, 0.25
 SKEWS_SECONDS = (0.0, 0.0, 3600.0, -3600.0)
 DRAIN_SECONDS = 240.0
+_RESTART_SECONDS = 30.0
 
 
 def run_campaign(home: Path, *, minutes: float, seed: str | None, runtime: str = "fake") -> dict[str, Any]:
@@ -262,12 +264,24 @@ class _Campaign:
         self._restart(self.stack.services.postgres)
 
     def _restart(self, service: Service) -> None:
-        """Kill it with all its processes, as a power cut does, and start it again a moment later."""
+        """Kill it with all its processes, as a power cut does, and start it again a moment later.
+
+        Again and again, as the launcher does: on a busy machine the kernel has not taken all of the earlier one apart.
+        """
         assert service.child is not None
         service.child.kill()
         time.sleep(self.rng.uniform(0.0, 1.5))
-        service.start()
-        wait_until_ready([service])
+        began = time.monotonic()
+        while True:
+            service.start()
+            try:
+                wait_until_ready([service])
+            except StartupError:
+                if time.monotonic() - began > _RESTART_SECONDS:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
 
     def _end_backends(self) -> None:
         with psycopg.connect(self.stack.database_url, autocommit=True) as connection:
