@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.deadline import DeadlineMiddleware
 from api.errors import install_error_handlers
+from api.lingering import LingeringMiddleware
 from api.metrics import ApiMetrics
 from api.middleware import RequestMiddleware
 from api.openapi_examples import add_response_examples
@@ -121,6 +122,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(DeadlineMiddleware, seconds=settings.request_deadline_seconds)
     app.add_middleware(OriginMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
+    app.add_middleware(LingeringMiddleware)
     app.add_middleware(ServerProxyMiddleware, proxy=proxy)
     install_error_handlers(app)
     for part in (

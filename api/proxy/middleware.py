@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import translate
+from api.lingering import Lingering
 from api.middleware import bind_request
 from api.proxy.backends import Backends
 from api.proxy.calls import PROXY_ROUTE, Call, ProxyError, admit, find_call
@@ -84,7 +85,13 @@ class ServerProxyMiddleware:
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         bind_request(scope)
         started = time.monotonic()
-        relay = HttpRelay(scope, receive, send, answer_seconds=self._proxy.answer_seconds)
+        client = Lingering(scope, receive, send)
+        relay = HttpRelay(
+            scope,
+            client.receive,
+            client.send_while_read,
+            answer_seconds=self._proxy.answer_seconds,
+        )
         status = 0
         try:
             _ = call.port
@@ -96,7 +103,7 @@ class ServerProxyMiddleware:
                 raise
             response = _response(scope, error)
             status = response.status_code
-            await response(scope, receive, send)
+            await response(scope, receive, client.send)
         finally:
             self._record(scope, status, time.monotonic() - started)
 

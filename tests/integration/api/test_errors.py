@@ -166,6 +166,49 @@ def test_a_body_larger_than_the_limit_is_refused_by_its_length_or_while_it_comes
         assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/sandboxes", 413),
+        ("/v1/nothing", 404),
+        ("/v1/batches", 401),
+        (f"/v1/sandboxes/{new_id()}/proxy/80/", 404),
+    ],
+    ids=["length", "path", "key", "proxy"],
+)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["counted", "chunked"])
+def test_an_early_answer_reaches_a_client_that_closes_and_first_sends_all(api, path, status, is_chunked):
+    """A connection closed over bytes that nobody has read would be reset, and the answer lost with it."""
+    host, port = api.url.removeprefix("http://").split(":")
+    size = 8 << 20
+    framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"
+    key = "none" if status == 401 else api.key
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n{framing}\r\n\r\n"
+    body = b" " * size
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode())
+        connection.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if is_chunked else body)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["message"]
+
+
+def test_an_early_answer_is_over_soon_for_a_client_that_sends_no_more(api, monkeypatch):
+    monkeypatch.setattr("api.lingering._IDLE_SECONDS", 0.2)
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = (
+            "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9999999\r\n\r\n"
+        )
+        connection.sendall(head.encode() + b"abc")
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
 def test_a_client_that_stops_in_its_body_is_let_go(api, monkeypatch):
     monkeypatch.setattr("api.body._IDLE_SECONDS", 0.3)
     host, port = api.url.removeprefix("http://").split(":")
