@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         default=None,
         ge=60,
         examples=[86400],
-        description="Longest timeout a sandbox may be made with or renewed to. Default: any.",
+        description="Longest timeout a sandbox may be made with; a renewal may go beyond. Default: any.",
     )
     # Each is as large as what its sandbox wrote; a hundred is far more than those who branch by hand ever keep.
     max_snapshots: int = Field(

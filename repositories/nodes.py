@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from repositories.base import SqlRepository
 
-__all__ = ["TAKES_WORK", "NodeCapacity", "NodeReadRepository"]
+__all__ = ["TAKES_WORK", "NodeCapacity", "NodeReadRepository", "RuntimeOffer"]
 
 TAKES_WORK = """
 n.cordoned_at IS NULL AND n.drained_at IS NULL AND EXISTS (
@@ -17,6 +17,19 @@ n.cordoned_at IS NULL AND n.drained_at IS NULL AND EXISTS (
 _CAPACITIES = f"""
 SELECT n.runtimes, n.cpu_millicores, n.memory_bytes, n.gpu, n.labels FROM nodes n WHERE {TAKES_WORK}
 """
+
+_OFFERS = """
+SELECT r.name AS runtime, max(n.gpu)::int AS gpu, array_agg(DISTINCT n.labels ->> %(label)s) AS labels
+FROM nodes n, unnest(n.runtimes) AS r(name) GROUP BY r.name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOffer:
+    """What there is of a runtime. gpu: of the node with most. labels: values of one label; None: a node without it."""
+
+    gpu: int
+    labels: frozenset[str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,13 @@ class NodeCapacity:
 
 class NodeReadRepository(SqlRepository):
     """Nodes of the whole installation: they belong to no tenant."""
+
+    def offers(self, *, label: str) -> dict[str, RuntimeOffer]:
+        """By runtime, over all nodes there ever were: one that is away now may be back soon. label: its values."""
+        return {
+            row["runtime"]: RuntimeOffer(row["gpu"], frozenset(row["labels"]))
+            for row in self._rows(_OFFERS, {"label": label})
+        }
 
     def capacities(self) -> list[NodeCapacity]:
         """All nodes that take work now, in no order."""

@@ -72,6 +72,11 @@ UPDATE sandboxes SET state = 'removed', removed_at = clock_timestamp(), end_reas
 WHERE name = %(name)s AND state <> 'removed'
 """
 
+_ENDED = """
+SELECT b.name FROM sandboxes b JOIN attempts a ON a.trial_id = b.trial_id AND a.fence = b.fence
+WHERE b.node_id = %(node_id)s AND b.runtime = %(runtime)s AND b.state <> 'removed' AND a.finished_at IS NOT NULL
+"""
+
 _END = """
 UPDATE worker_sessions SET ended_at = clock_timestamp(), end_reason = %(reason)s
 WHERE id = %(id)s AND ended_at IS NULL
@@ -172,6 +177,10 @@ class SessionRepository(SqlRepository):
     def note_canary(self, session_id: UUID) -> None:
         """A bell that the worker rang for itself has come through the broker."""
         self._count(_CANARY, {"id": session_id})
+
+    def ended_sandboxes(self, node_id: UUID, runtime: str) -> list[str]:
+        """Names of sandboxes that nobody has said to be gone, though their attempts are over."""
+        return [row["name"] for row in self._rows(_ENDED, {"node_id": node_id, "runtime": runtime})]
 
     def mark_swept(self, sandbox: str) -> None:
         """Note that a sandbox nobody runs any more is gone now."""

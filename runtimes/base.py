@@ -20,6 +20,7 @@ __all__ = [
     "ALL_GPUS",
     "ENTRYPOINT_KEY",
     "EXECD_PORT",
+    "LACKS",
     "BackgroundRun",
     "Command",
     "CommandResult",
@@ -39,6 +40,7 @@ __all__ = [
     "StreamName",
     "VolumeClaim",
     "VolumeMount",
+    "own_platform",
     "refuse_fields",
     "refuse_foreign_platform",
     "refuse_gpus",
@@ -54,6 +56,9 @@ SANDBOX_NAME = re.compile(r"sm-[0-9a-z-]{1,80}")
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's names of machines, and those of images and of the wire protocol."""
+
+LACKS: Mapping[str, frozenset[str]] = {"local": frozenset({"gpu", "hostname", "oci_runtime", "volumes"})}
+"""By runtime: fields of a spec, and of its limits, with which it can do nothing. Those that are not here lack none."""
 
 ALL_GPUS = -1
 """As `ResourceLimits.gpu`: all that the host has."""
@@ -228,9 +233,14 @@ def refuse_fields(spec: SandboxSpec, runtime: str, *names: str) -> None:
             raise SpecInvalidError(f"{name}: the {runtime} runtime cannot do this; leave it out", field=name)
 
 
+def own_platform() -> str:
+    """Give the platform of this host, as `SandboxSpec.platform` spells it."""
+    return f"linux/{ARCHITECTURES.get(machine(), machine())}"
+
+
 def refuse_foreign_platform(spec: SandboxSpec, runtime: str) -> None:
     """Raise SpecInvalidError for a platform that is not this host's."""
-    own = f"linux/{ARCHITECTURES.get(machine(), machine())}"
+    own = own_platform()
     if spec.platform is not None and spec.platform != own:
         message = f"platform: the {runtime} runtime of this node has {own}, not {spec.platform}"
         raise SpecInvalidError(message, field="platform")

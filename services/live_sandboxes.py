@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -26,6 +26,7 @@ from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.queue_room import QueueRoom
+from services.runtime_offers import labels_needed
 from services.sandbox_errors import (
     EndpointNotReadyError,
     SandboxMissingError,
@@ -40,6 +41,7 @@ from services.session_spec import SessionSpec
 
 __all__ = [
     "MAX_METADATA",
+    "MAX_TIMEOUT_SECONDS",
     "NODE_LABEL",
     "Deletion",
     "Endpoint",
@@ -53,6 +55,9 @@ __all__ = [
 
 MAX_METADATA = 64
 """Entries of one sandbox's metadata."""
+
+MAX_TIMEOUT_SECONDS = 10**9
+"""Longest timeout of any create, and the farthest that a renewal may reach from now: some 31 years."""
 
 NODE_LABEL = "sandmill/node"
 """Every node has this label, with its id; what only one node can do asks for it."""
@@ -161,9 +166,9 @@ class LiveSandboxService:
     ) -> tuple[UUID, bool]:
         """Accept a sandbox; gives its id, and whether the same request made it before.
 
-        Raises QuotaExceededError, WireInvalidError for a timeout beyond the installation's, IdempotencyConflictError,
-        NotSupportedError for registry credentials where nothing can be sealed, SnapshotMissingError,
-        SnapshotStateError.
+        Raises QuotaExceededError, WireInvalidError for a timeout beyond the installation's and for what no node could
+        give it, IdempotencyConflictError, SnapshotMissingError, SnapshotStateError, NotSupportedError for registry
+        credentials where nothing can be sealed.
         """
         earlier = self._keys.claim(identity, sandbox_id) if identity is not None else None
         if earlier is not None:
@@ -171,6 +176,10 @@ class LiveSandboxService:
         self.check_timeout(new.timeout_seconds)
         if new.snapshot_id is not None:
             new = self._restored(new, new.snapshot_id)
+        runtime = new.runtime or self._policy.default_runtime
+        labels = labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
+        if labels:
+            new = replace(new, node_labels={**new.node_labels, **labels})
         self._room.refuse_early(1)
         self._sandboxes.insert(self._to_row(new, sandbox_id))
         self._room.hold(1)
@@ -220,17 +229,20 @@ class LiveSandboxService:
         return self._sandboxes.events(sandbox_id, limit=limit)
 
     def page(
-        self, *, states: Sequence[str] | None, metadata: Mapping[str, str] | None, page: int, page_size: int
+        self,
+        *,
+        states: Sequence[WireState] | None,
+        metadata: Mapping[str, str] | None,
+        page: int,
+        page_size: int,
     ) -> SandboxPage:
-        """List, newest first. page: from 1 on. states: in any case; unknown ones match nothing."""
-        names = None if states is None else {state.lower() for state in states}
-        wanted = None if names is None else [state.value for state in WireState if state.lower() in names]
+        """List, newest first. page: from 1 on. states None: all."""
         items = self._sandboxes.page(
-            states=wanted, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
+            states=states, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
         )
         if page == 1 and len(items) < page_size:
             return SandboxPage(items, len(items))
-        return SandboxPage(items, self._sandboxes.total(states=wanted, metadata=metadata))
+        return SandboxPage(items, self._sandboxes.total(states=states, metadata=metadata))
 
     def patch_metadata(self, sandbox_id: UUID, patch: Mapping[str, str | None]) -> SandboxRow:
         """Set and delete entries; the patch is checked. RFC 7396: None deletes."""
@@ -249,11 +261,21 @@ class LiveSandboxService:
         return row if changed is None else changed
 
     def renew(self, sandbox_id: UUID, expires_at: datetime) -> datetime:
-        """Move the expiry, also to an earlier time. Raises WireInvalidError for the past, WireConflictError."""
+        """Move the expiry, also to an earlier time.
+
+        Raises WireInvalidError for the past and for what lies beyond MAX_TIMEOUT_SECONDS, WireConflictError.
+        """
         row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         # By the clock of the database, which ends what has expired.
-        if expires_at <= self._sandboxes.now():
+        left = expires_at - self._sandboxes.now()
+        if left <= timedelta(0):
             raise WireInvalidError("DOCKER::INVALID_EXPIRATION", "must be in the future", field="expiresAt")
+        if left > timedelta(seconds=MAX_TIMEOUT_SECONDS):
+            raise WireInvalidError(
+                "DOCKER::INVALID_EXPIRATION",
+                f"must be at most {MAX_TIMEOUT_SECONDS} s from now, as the timeout of a create",
+                field="expiresAt",
+            )
         if row.expires_at is None:
             raise WireConflictError(
                 "DOCKER::INVALID_EXPIRATION",

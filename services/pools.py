@@ -17,6 +17,7 @@ from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.live_sandboxes import NewSandbox
 from services.pool_plan import Capacity
+from services.runtime_offers import labels_needed
 from services.sandbox_errors import PoolMissingError, WireConflictError, WireInvalidError
 from services.session_spec import SessionSpec
 
@@ -117,8 +118,17 @@ class PoolService:
     def _with_counts(self, pool: PoolRow) -> KeptPool:
         return KeptPool(pool, self._keeping.counts(pool.id, max_age_seconds=self._max_age_seconds))
 
+    def _check_offered(self, new: NewSandbox) -> None:
+        try:
+            runtime = new.runtime or self._default_runtime
+            labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
+        except WireInvalidError as error:
+            message = error.message.removeprefix(f"{error.field}: ")
+            raise WireInvalidError(error.code, message, field=f"template.{error.field}") from error
+
     def _to_row(self, pool_id: UUID, template: PoolTemplate) -> PoolTemplateRow:
         new = template.sandbox
+        self._check_offered(new)
         auth = None
         if new.auth is not None:
             auth = self._box.seal("\0".join(new.auth).encode(), purpose=pool_auth_purpose(pool_id))

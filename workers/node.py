@@ -25,7 +25,7 @@ from core.metrics import ATTEMPTS_RUNNING, BELLS, LEAKED, LEFTOVERS
 from core.sealing import make_box
 from repositories.attempts import AttemptRepository, ClaimedAttempt
 from repositories.sessions import SessionRepository
-from runtimes.base import Runtime, SandboxHandle
+from runtimes.base import Runtime, SandboxHandle, own_platform
 from runtimes.processes import ProcessRef
 from runtimes.raw_engine import engine_socket
 from runtimes.registry import CGROUP_PARENT, local_state
@@ -37,6 +37,7 @@ from services.live_log import LivePublisher
 from services.live_sandboxes import NODE_LABEL
 from services.log_pump import LogWriter
 from services.regrades import Regrader
+from services.runtime_offers import PLATFORM_LABEL
 from services.seen_images import SeenImages
 from services.wake import CANCEL_CHANNEL, Wake
 from workers.identity import NodeIdentity, boot_id
@@ -333,12 +334,19 @@ class NodeWorker:
     def _remove_leftovers(self) -> None:
         """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go.
 
-        And what went with sandboxes that are gone, such as volumes. What is left afterwards has leaked.
+        And what went with sandboxes that are gone, such as volumes. What is left afterwards has leaked. What should be
+        gone by its row and is not to be found, has never come to be, or its end could not be written.
         """
         for runtime in self._runtimes.values():
+            ended = self._to_be_gone(
+                runtime
+            )  # looked up before: what is made meanwhile is not taken for gone
+            there = runtime.list()
+            for name in ended.difference(handle.name for handle in there):
+                self._mark_swept(name)
             leftovers = [
                 handle
-                for handle in runtime.list()
+                for handle in there
                 if handle.labels.get("sandmill.node") == str(self.node_id) and not self._runs(handle)
             ]
             LEAKED.labels(runtime.name, "sandbox").set(
@@ -355,14 +363,18 @@ class NodeWorker:
             LEFTOVERS.labels(runtime.name, "failed").inc()
             log.exception("leftover_not_removed", sandbox=handle.name, runtime=runtime.name)
             return False
-        self._mark_swept(handle)
+        self._mark_swept(handle.name)
         LEFTOVERS.labels(runtime.name, "removed").inc()
         log.info("leftover_removed", sandbox=handle.name, runtime=runtime.name)
         return True
 
-    def _mark_swept(self, handle: SandboxHandle) -> None:
+    def _to_be_gone(self, runtime: Runtime) -> set[str]:
         with self._statements.connect() as connection:
-            SessionRepository(connection).mark_swept(handle.name)
+            return set(SessionRepository(connection).ended_sandboxes(self.node_id, runtime.name))
+
+    def _mark_swept(self, name: str) -> None:
+        with self._statements.connect() as connection:
+            SessionRepository(connection).mark_swept(name)
 
     def _collect(self, runtime: Runtime) -> None:
         try:
@@ -468,8 +480,8 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         memory_bytes=memory,
         slots=settings.worker_slots,
         gpu=settings.worker_gpu,
-        # Last: nobody else's label may stand for this node.
-        labels={**settings.worker_labels, NODE_LABEL: str(node_id)},
+        # Last: nobody else's labels may stand for this node.
+        labels={**settings.worker_labels, PLATFORM_LABEL: own_platform(), NODE_LABEL: str(node_id)},
         pid=os.getpid(),
         version=_version(),
         boot_id=boot_id(),

@@ -11,6 +11,7 @@ from api.wire.bodies import read_body, read_json
 from api.wire.pool_requests import pool_reference, to_pool_ask
 from api.wire.requests import to_new_sandbox
 from api.wire.schemas import CreateSandboxRequest
+from core.failpoints import failpoint
 from core.ids import new_id
 from core.logging import get_logger
 from services.idempotency import RequestIdentity
@@ -87,6 +88,8 @@ def _create(
                 made = creates.create(wanted, new_id(), identity)
             else:
                 made = creates.create_from(wanted, new_id(), identity)
+            failpoint("api.before_commit")
+        failpoint("api.after_commit")
         warm = made.warm
         if warm is None:
             if made.pooled:

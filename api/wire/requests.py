@@ -2,14 +2,17 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 from urllib.parse import parse_qsl
 from uuid import UUID
 
 from api.schemas.fields import RESERVED_ENV_PREFIXES
 from api.wire.schemas import CreateSandboxRequest, NetworkPolicyRequest, VolumeRequest
+from core.config import RuntimeName
 from core.errors import SpecInvalidError
+from models.live_sandboxes import WireState
 from runtimes.local.images.names import ImageName
 from services.jobspec import Resources
 from services.live_sandboxes import MAX_METADATA, NewSandbox
@@ -25,6 +28,7 @@ __all__ = [
     "parse_metadata_filter",
     "parse_renew_seconds",
     "parse_resources",
+    "parse_states",
     "to_new_sandbox",
 ]
 
@@ -45,12 +49,15 @@ _UNITS = {
     "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
     "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,
 }  # fmt: skip
+_STATES_OF_OTHERS = frozenset({"unknown", "allocated"})
+"""The protocol has them and clients may ask for them; no sandbox is ever in one here."""
 _RENEW_SECONDS = range(300, 86_401)
 _RUNTIME_KEY, _OCI_KEY, _RENEW_KEY = (
     "sandmill.runtime",
     "sandmill.oci-runtime",
     "access.renew.extend.seconds",
 )
+_RUNTIMES = get_args(RuntimeName)
 POOL_KEY = "poolRef"
 """The extension by which a create names a pool."""
 RUNTIME_KEYS = frozenset({_RUNTIME_KEY, _OCI_KEY})
@@ -79,12 +86,17 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
         platform=None if platform is None else f"{platform['os']}/{platform['arch']}",
     )
     image = request.image
+    runtime = extensions.get(_RUNTIME_KEY)
+    if runtime is not None and runtime not in _RUNTIMES:
+        raise WireInvalidError(
+            _INVALID, f"must be one of {', '.join(_RUNTIMES)}", field=f"extensions.{_RUNTIME_KEY}"
+        )
     return NewSandbox(
         spec=spec,
         image=image.uri if image else None,
         entrypoint=entrypoint,
         timeout_seconds=request.timeout,
-        runtime=extensions.get(_RUNTIME_KEY),
+        runtime=runtime,
         snapshot_id=_snapshot(request.snapshot_id),
         platform=platform,
         metadata=check_labels(request.metadata or {}),
@@ -123,6 +135,19 @@ def parse_metadata_filter(text: str | None) -> dict[str, str] | None:
         message = "names a name twice with different values, or holds NUL: nothing can match it"
         raise WireInvalidError("INVALID_METADATA_FORMAT", message, field="metadata")
     return wanted
+
+
+def parse_states(texts: Sequence[str] | None) -> list[WireState] | None:
+    """Read the states of a filter, in any case; None: all. Raises WireInvalidError for what is no state at all."""
+    if texts is None:
+        return None
+    by_name = {state.lower(): state for state in WireState}
+    unknown = next((text for text in texts if text.lower() not in by_name.keys() | _STATES_OF_OTHERS), None)
+    if unknown is not None:
+        raise WireInvalidError(
+            _INVALID, f"{unknown[:100]!r} is none of {', '.join(WireState)}", field="state"
+        )
+    return [by_name[text.lower()] for text in texts if text.lower() in by_name]
 
 
 def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:

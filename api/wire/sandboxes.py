@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -14,7 +14,7 @@ from api.services import ApiServices, Caller, IdempotencyKey, Services
 from api.wire.bodies import read_body, read_json, read_object
 from api.wire.creating import FullPools, create, wait_for_pools
 from api.wire.errors import WIRE_TAG
-from api.wire.requests import check_metadata_patch, parse_metadata_filter
+from api.wire.requests import check_metadata_patch, parse_metadata_filter, parse_states
 from api.wire.schemas import (
     EndpointView,
     RenewRequest,
@@ -22,10 +22,11 @@ from api.wire.schemas import (
 )
 from api.wire.views import to_pagination, to_sandbox_view
 from api.wire.waiting import watching
+from core.failpoints import failpoint
 from models.live_sandboxes import WireState
 from repositories.live_sandboxes import SandboxRow
 from runtimes.base import EXECD_PORT
-from services.live_sandboxes import Endpoint
+from services.live_sandboxes import Deletion, Endpoint
 from services.sandbox_errors import (
     EndpointNotReadyError,
     SandboxMissingError,
@@ -96,10 +97,10 @@ def list_sandboxes(
     page_size: Annotated[int, Query(ge=1, le=200, alias="pageSize")] = 20,
 ) -> Response:
     """List the tenant's sandboxes, newest first."""
-    wanted = parse_metadata_filter(metadata)
+    wanted, states = parse_metadata_filter(metadata), parse_states(state)
     with services.engine.begin() as connection:
         found = services.sandboxes(connection, caller).page(
-            states=state, metadata=wanted, page=page, page_size=page_size
+            states=states, metadata=wanted, page=page, page_size=page_size
         )
     view = SandboxListView(
         items=[to_sandbox_view(row) for row in found.items],
@@ -271,9 +272,12 @@ async def _wait_for_start(services: ApiServices, caller: Principal, created: Mad
     return row
 
 
-def _delete(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Any:
+def _delete(services: ApiServices, caller: Principal, sandbox_id: UUID) -> Deletion:
     with services.engine.begin() as connection:
-        return services.sandboxes(connection, caller).delete(sandbox_id)
+        deletion = services.sandboxes(connection, caller).delete(sandbox_id)
+        failpoint("api.before_commit")
+    failpoint("api.after_commit")
+    return deletion
 
 
 async def _obey(

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from services.live_sandboxes import MAX_TIMEOUT_SECONDS
+
 __all__ = [
     "CapacityRequest",
     "CapacityView",
@@ -146,7 +148,7 @@ class CreateSandboxRequest(WireRequest):
     snapshot_id: _Name | None = None
     template_id: _Name | None = None
     platform: PlatformRequest | None = None
-    timeout: Annotated[int, Field(ge=60, le=10**9)] | None = None
+    timeout: Annotated[int, Field(ge=60, le=MAX_TIMEOUT_SECONDS)] | None = None
     resource_limits: dict[str, _Text] | None = None
     resource_requests: dict[str, _Text] | None = None
     env: dict[str, _Text | None] | None = None

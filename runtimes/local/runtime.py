@@ -21,6 +21,7 @@ from core.errors import (
 from runtimes.base import (
     ENTRYPOINT_KEY,
     EXECD_PORT,
+    LACKS,
     Command,
     OnProgress,
     ResourceLimits,
@@ -137,7 +138,7 @@ class LocalRuntime(Runtime):
         Its root file system can always be written, as far as its image's files let its user. Images are not pulled.
         """
         refuse_gpus(spec, self.name)
-        refuse_fields(spec, self.name, "oci_runtime", "volumes", "hostname")
+        refuse_fields(spec, self.name, *sorted(LACKS[self.name] - {"gpu"}))
         refuse_foreign_platform(spec, self.name)
         if on_progress is not None:
             on_progress("starting the sandbox")

@@ -68,7 +68,7 @@ def make(api: ApiWorld) -> str:
 def test_renewal_that_meets_the_expiry_counts_or_says_that_it_does_not(api):
     """B-001."""
     sweeper = SessionSweeper(api.engine, tell_nodes=lambda _: None, tell=lambda _: None)
-    later = "2100-01-01T00:00:00+00:00"
+    later = "2050-01-01T00:00:00+00:00"
     outcomes: Counter[int] = Counter()
     for number in range(40):
         sandbox = make(api)
@@ -125,7 +125,7 @@ def test_calls_at_once_on_one_sandbox_leave_it_in_one_state(api):
             lambda path=path: api.client.post(f"{path}/pause"),
             lambda path=path: api.client.patch(f"{path}/metadata", json={"a": "b"}),
             lambda path=path: api.client.post(
-                f"{path}/renew-expiration", json={"expiresAt": "2100-01-01T00:00:00Z"}
+                f"{path}/renew-expiration", json={"expiresAt": "2050-01-01T00:00:00Z"}
             ),
         ]
         with ThreadPoolExecutor(len(calls)) as pool:

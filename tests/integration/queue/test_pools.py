@@ -365,6 +365,7 @@ def test_other_tenants_get_nothing_of_a_pool(world, tenant, node):
 def test_a_create_that_wants_anything_else_is_started_anew(world, tenant, node, changes):
     make_pool(world, tenant, TEMPLATE)
     node.turn()
+    world.session(runtimes=["docker"])
     made = take(world, tenant, **changes)
     assert made.warm is None
     assert not made.pooled

@@ -141,7 +141,43 @@ def test_pause_that_fails_is_told_and_leaves_it_running(api, node, runtime, erro
     assert state_of(api, made["id"]) == "Running"
     runtime.fails.clear()
     assert api.client.post(f"/v1/sandboxes/{made['id']}/pause").status_code == 202
+
+
+def test_resume_that_fails_is_told_and_leaves_it_paused(api, node, runtime):
+    made = create(api)
+    path = f"/v1/sandboxes/{made['id']}"
+    assert api.client.post(f"{path}/pause").status_code == 202
+    runtime.fails["resume"] = DaemonError("the engine is out of order")
+    response = api.client.post(f"{path}/resume")
+    assert (response.status_code, response.json()["code"]) == (500, "DOCKER::SANDBOX_RESUME_FAILED")
+    assert "the engine is out of order" in response.json()["message"]
     assert state_of(api, made["id"]) == "Paused"
+    runtime.fails.clear()
+    assert api.client.post(f"{path}/resume").status_code == 202
+    assert state_of(api, made["id"]) == "Running"
+
+
+def test_start_that_nobody_foresaw_to_fail_blames_us_and_holds_nothing(api, node, runtime):
+    runtime.fails["create"] = LookupError("the unforeseen")
+    made = create(api)
+    until(lambda: state_of(api, made["id"]) == "Failed")
+    status = get(api, made["id"]).json()["status"]
+    assert status["reason"] == "SANDBOX::INTERNAL_ERROR"
+    assert status["message"]
+    until(lambda: holds_nothing(api))
+    # Nobody can know how far it got: the node looks, and writes down that there is nothing.
+    assert api.rows("SELECT state FROM sandboxes WHERE tenant_id = %(me)s") == [{"state": "creating"}]
+    node.worker._remove_leftovers()
+    assert api.rows("SELECT state FROM sandboxes WHERE tenant_id = %(me)s") == [{"state": "removed"}]
+
+
+def test_endpoint_where_no_ingress_runs_is_told(api, node):
+    made = create(api)
+    api.world.execute("UPDATE nodes SET ingress_url = NULL, ingress_address = NULL")
+    response = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/8080")
+    answer = (response.status_code, response.json()["code"])
+    assert answer == (500, "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE")
+    assert "sandmill-server ingress" in response.json()["message"]
 
 
 def test_state_follows_a_hand_on_the_node_itself(api, node, runtime):

@@ -30,6 +30,7 @@ class Swept(NodeWorker):
     """A worker of which only the sweep is there."""
 
     node_id = "the node"
+    ended: frozenset[str] = frozenset()
 
     def __init__(self, runtime, removed):
         self._runtimes = {"fake": runtime}
@@ -38,8 +39,11 @@ class Swept(NodeWorker):
     def _runs(self, handle):
         return handle.labels["sandmill.trial"] == "runs"
 
-    def _mark_swept(self, handle):
-        self._removed.append(handle.name)
+    def _to_be_gone(self, runtime):
+        return self.ended
+
+    def _mark_swept(self, name):
+        self._removed.append(name)
 
 
 def leaked(kind):
@@ -64,6 +68,14 @@ def test_what_cannot_be_removed_has_leaked_until_it_is(runtime):
     worker._remove_leftovers()
     assert (leaked("sandbox"), leaked("rest"), removed) == (0, 0, ["sm-lost"])
     assert {handle.name for handle in runtime.list()} == {"sm-runs", "sm-others"}
+
+
+def test_what_is_over_and_nowhere_to_be_found_is_gone(runtime):
+    removed = []
+    worker = Swept(runtime, removed)
+    worker.ended = frozenset({"sm-never-made", "sm-lost"})
+    worker._remove_leftovers()
+    assert removed == ["sm-never-made"]  # the other is there, and would not go
 
 
 def test_engine_that_cannot_be_asked_about_the_rest_keeps_no_worker_from_its_work(runtime):

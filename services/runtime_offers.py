@@ -1,0 +1,67 @@
+"""What a live sandbox asks for that no node could give it: refused at once and by name, not after a failed start."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection
+
+from repositories.nodes import NodeReadRepository, RuntimeOffer
+from runtimes.base import LACKS
+from services.sandbox_errors import WireInvalidError
+from services.session_spec import SessionSpec
+
+__all__ = ["PLATFORM_LABEL", "labels_needed"]
+
+PLATFORM_LABEL = "sandmill/platform"
+"""Every node has this label, e.g. `linux/amd64`; what is only for one platform asks for it."""
+
+_INVALID = "SANDBOX::INVALID_PARAMETER"
+
+
+def labels_needed(
+    connection: Connection, spec: SessionSpec, runtime: str, *, is_named: bool
+) -> Mapping[str, str]:
+    """Give the labels that a node must have for what a sandbox asks for. is_named: it asks for the runtime, too.
+
+    Raises WireInvalidError if it asks for what the runtime lacks, or for a runtime, a platform or GPUs that none of the
+    nodes has that this installation has ever had. Before the first of them nothing is known, and nothing refused.
+    """
+    _refuse_what_it_lacks(spec, runtime)
+    if not is_named and spec.platform is None and not spec.resources.gpu:
+        return {}  # what nearly all are: they cost no statement
+    offers = NodeReadRepository(connection).offers(label=PLATFORM_LABEL)
+    if not offers:
+        return {}
+    offer = offers.get(runtime)
+    if offer is None:
+        message = f"is {runtime}, which no node offers; there are {', '.join(sorted(offers))}"
+        raise WireInvalidError(_INVALID, message, field="extensions.sandmill.runtime")
+    if spec.resources.gpu > offer.gpu:
+        message = f"is {spec.resources.gpu}; no node that offers {runtime} has more than {offer.gpu}"
+        raise WireInvalidError(_INVALID, message, field="resourceLimits.gpu")
+    return {} if spec.platform is None else _platform_label(spec.platform, runtime, offer)
+
+
+def _refuse_what_it_lacks(spec: SessionSpec, runtime: str) -> None:
+    asked = {
+        "volumes": (bool(spec.volumes), "volumes", "VOLUME::UNSUPPORTED_BACKEND"),
+        "gpu": (spec.resources.gpu > 0, "resourceLimits.gpu", _INVALID),
+        "oci_runtime": (bool(spec.oci_runtime), "extensions.sandmill.oci-runtime", _INVALID),
+    }
+    for name in asked.keys() & LACKS.get(runtime, frozenset()):
+        is_asked, field, code = asked[name]
+        if is_asked:
+            message = (
+                f"sandboxes of the runtime {runtime} cannot have this: leave it out, or choose another runtime by the "
+                "extension sandmill.runtime"
+            )
+            raise WireInvalidError(code, message, field=field)
+
+
+def _platform_label(platform: str, runtime: str, offer: RuntimeOffer) -> Mapping[str, str]:
+    if platform in offer.labels:
+        return {PLATFORM_LABEL: platform}
+    if None in offer.labels:  # a node of an earlier release, which does not tell
+        return {}
+    told = ", ".join(sorted(label for label in offer.labels if label is not None))
+    message = f"is {platform}; the nodes that offer {runtime} are {told}"
+    raise WireInvalidError(_INVALID, message, field="platform")

@@ -1,0 +1,115 @@
+"""Creates that ask for what no node could give: refused at once, with the field by its name, and nothing is kept."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from services.runtime_offers import PLATFORM_LABEL
+from tests.integration.api.conftest import ApiWorld, changed_settings
+from tests.support.live_sandboxes import create_body
+
+INVALID = "SANDBOX::INVALID_PARAMETER"
+VOLUME = {"name": "v", "mountPath": "/v", "pvc": {"claimName": "c"}}
+ON_LOCAL, ON_DOCKER = ({"sandmill.runtime": name} for name in ("local", "docker"))
+
+
+@pytest.fixture
+def api(own_api: ApiWorld) -> Iterator[ApiWorld]:
+    """An installation whose creates wait for nobody; tests say what its nodes are."""
+    with changed_settings(own_api.app, sandbox_create_wait_seconds=0.0):
+        yield own_api
+
+
+def post(api: ApiWorld, **changes: Any) -> httpx.Response:
+    return api.client.post("/v1/sandboxes", json=create_body(**changes))
+
+
+def refused(api: ApiWorld, field: str, *words: str, code: str = INVALID, **changes: Any) -> None:
+    before = api.count("sandbox_sessions")
+    response = post(api, **changes)
+    assert response.status_code == 400, response.text
+    answer = response.json()
+    assert answer["code"] == code
+    assert answer["message"].startswith(f"{field}: ")
+    for word in words:
+        assert word in answer["message"]
+    assert api.count("sandbox_sessions") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "code"),
+    [
+        ({"volumes": [VOLUME]}, "volumes", "VOLUME::UNSUPPORTED_BACKEND"),
+        ({"resourceLimits": {"cpu": "1", "gpu": "1"}}, "resourceLimits.gpu", INVALID),
+        (
+            {"extensions": {**ON_LOCAL, "sandmill.oci-runtime": "runsc"}},
+            "extensions.sandmill.oci-runtime",
+            INVALID,
+        ),
+    ],
+    ids=["volumes", "gpu", "oci-runtime"],
+)
+def test_what_a_runtime_can_do_nothing_with_is_refused(api, changes, field, code):
+    refused(api, field, "the runtime local", code=code, **{"extensions": ON_LOCAL, **changes})
+    # The runtime that nobody names is held to the same.
+    unnamed = {**changes, "extensions": {**changes.get("extensions", {}), "sandmill.runtime": None}}
+    unnamed["extensions"] = {key: value for key, value in unnamed["extensions"].items() if value}
+    with changed_settings(api.app, runtime="local"):
+        refused(api, field, "the runtime local", code=code, **unnamed)
+    # Another runtime has it.
+    on_docker = {**changes.get("extensions", {}), **ON_DOCKER}
+    assert post(api, **{**changes, "extensions": on_docker}).status_code == 202
+
+
+def test_runtime_that_is_none_is_refused(api):
+    refused(api, "extensions.sandmill.runtime", "local, docker", extensions={"sandmill.runtime": "kvm"})
+
+
+def test_runtime_that_no_node_offers_is_refused(api):
+    assert post(api, extensions=ON_DOCKER).status_code == 202  # before the first node nobody knows
+    api.world.session(runtimes=["fake", "local"])
+    refused(api, "extensions.sandmill.runtime", "which no node offers", "fake, local", extensions=ON_DOCKER)
+    node = api.world.session(runtimes=["docker"])
+    # One that is away may be back soon.
+    api.world.execute(
+        "UPDATE worker_sessions SET ended_at = clock_timestamp() WHERE id = %(id)s", id=node.session_id
+    )
+    assert post(api, extensions=ON_DOCKER).status_code == 202
+
+
+def test_more_gpus_than_any_node_has_are_refused(api):
+    api.world.session(runtimes=["fake"], gpu=2)
+    api.world.session(runtimes=["docker"], gpu=4)
+    limits = {"cpu": "1", "gpu": "3"}
+    refused(api, "resourceLimits.gpu", "is 3", "more than 2", resourceLimits=limits)
+    assert post(api, resourceLimits=limits, extensions=ON_DOCKER).status_code == 202
+    assert post(api, resourceLimits={"cpu": "1", "gpu": "2"}).status_code == 202
+
+
+def labels_of(api: ApiWorld, response: httpx.Response) -> dict[str, str]:
+    assert response.status_code == 202, response.text
+    (row,) = api.rows("SELECT node_labels FROM trials WHERE id = %(id)s", id=response.json()["id"])
+    return row["node_labels"]
+
+
+def test_platform_that_no_node_has_is_refused_and_another_is_placed(api):
+    arm, amd = ({"os": "linux", "arch": arch} for arch in ("arm64", "amd64"))
+    api.world.session(runtimes=["fake"], labels={PLATFORM_LABEL: "linux/amd64"})
+    refused(api, "platform", "linux/arm64", "linux/amd64", platform=arm)
+    assert labels_of(api, post(api, platform=amd)) == {PLATFORM_LABEL: "linux/amd64"}
+    assert labels_of(api, post(api)) == {}
+    # A node of an earlier release does not tell what it is.
+    api.world.session(runtimes=["fake"])
+    assert labels_of(api, post(api, platform=arm)) == {}
+
+
+def test_template_of_a_pool_is_held_to_the_same(api):
+    limits = {"bufferMin": 0, "bufferMax": 0, "poolMin": 0, "poolMax": 1}
+    template = {"image": {"uri": "host"}, "resourceLimits": {"gpu": "1"}, "extensions": ON_LOCAL}
+    body = {"name": "p", "template": template, "capacitySpec": limits}
+    answer = api.client.post("/v1/pools", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, INVALID)
+    assert answer.json()["message"].startswith("template.resourceLimits.gpu: ")
+    assert api.client.get("/v1/pools").json() == {"items": []}
