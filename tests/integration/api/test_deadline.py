@@ -25,6 +25,16 @@ def test_frozen_database_is_503_in_time_and_comes_back_by_itself(impatient_api, 
     assert client.get("/v1/batches").status_code == 200
 
 
+def test_frozen_database_is_told_to_official_clients_in_their_words(impatient_api, database_url):
+    client = impatient_api.client
+    with psycopg.connect(database_url) as blocker:
+        blocker.execute("LOCK TABLE sandbox_sessions IN ACCESS EXCLUSIVE MODE")
+        answer = client.get("/v1/sandboxes", timeout=5)
+        assert (answer.status_code, answer.json()["code"]) == (503, "SANDBOX::UNAVAILABLE")
+        assert int(answer.headers["Retry-After"]) > 0
+    assert client.get("/v1/sandboxes").status_code == 200
+
+
 def test_slow_upload_is_not_cut_by_the_deadline(impatient_api):
     """The deadline counts from the end of the body."""
 

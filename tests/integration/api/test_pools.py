@@ -60,6 +60,17 @@ def claims(api: ApiWorld) -> dict[str, float]:
     }
 
 
+def test_too_many_pools_are_refused(own_api: ApiWorld, monkeypatch):
+    monkeypatch.setattr("services.pools.MAX_POOLS", 2)
+    for name in ("a", "b"):
+        make_pool(own_api, name)
+    answer = own_api.client.post(
+        "/v1/pools", json={"name": "c", "template": PLAIN, "capacitySpec": capacity()}
+    )
+    assert error(answer) == (409, "KUBERNETES::POOL_API_ERROR")
+    assert "there are 2 pools" in answer.json()["message"]
+
+
 def test_a_pool_is_made_looked_at_changed_and_deleted(own_api: ApiWorld, node: PoolNode):
     made = make_pool(own_api)
     assert made["capacitySpec"] == capacity()

@@ -11,6 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_websocket
 
+from api.proxy.http import HttpRelay
 from models.live_sandboxes import WireState
 from tests.integration.api.conftest import ApiWorld, api, shared_api  # noqa: F401 -- fixtures are found by name
 from tests.support.backends import answer_with, read_head, scripted_backend, websocket_backend
@@ -253,6 +254,22 @@ def test_what_the_ingress_says_comes_as_clients_read_it(proxied):
     assert (paused.status_code, paused.json()["code"]) == (503, "DOCKER::SANDBOX_NOT_RUNNING")
     assert "paused" in paused.json()["message"]
     assert "OpenSandbox Ingress" not in paused.text
+
+
+def test_a_program_that_does_not_answer_in_time_is_a_504(proxied, monkeypatch):
+    """The protocol gives it three minutes."""
+    monkeypatch.setattr("api.proxy.http.HttpRelay.__init__", _impatient(HttpRelay.__init__))
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections are taken, and nothing is said
+        answer = proxied.ask(listener.getsockname()[1])
+    assert (answer.status_code, answer.json()["code"]) == (504, "BACKEND_TIMEOUT")
+
+
+def _impatient(original):
+    def init(self, *arguments, answer_seconds):
+        del answer_seconds
+        original(self, *arguments, answer_seconds=0.3)
+
+    return init
 
 
 def test_a_program_cannot_speak_for_the_ingress(proxied):
