@@ -144,7 +144,9 @@ def terminal_frame(execution: Execution) -> bytes:
         return frame("execution_complete", **facts)
     traceback = end_texts(execution)
     value = execution.start_error if execution.start_error is not None else str(-1 if code is None else code)
-    error = {"ename": "CommandExecError", "evalue": value, "traceback": traceback}
+    # Clients look for the word: ROCK, for one, knows by it alone that a command took too long.
+    name = "CommandTimeoutError" if reason is EndReason.TIMEOUT else "CommandExecError"
+    error = {"ename": name, "evalue": value, "traceback": traceback}
     return frame("error", error=error, **facts)
 
 

@@ -61,7 +61,7 @@ def test_options_name_another_user(commands: CommandsSync, gid: int | None, expe
 def test_a_timeout_ends_the_command_and_keeps_its_output(commands: CommandsSync) -> None:
     late = commands.run("echo on; sleep 60", opts=RunCommandOpts(timeout=timedelta(milliseconds=300)))
     assert late.error is not None
-    assert (late.error.name, late.exit_code, late.text) == ("CommandExecError", -1, "on")
+    assert (late.error.name, late.exit_code, late.text) == ("CommandTimeoutError", -1, "on")
 
 
 def test_a_program_that_is_not_there_is_an_error(commands: CommandsSync) -> None:
