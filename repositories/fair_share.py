@@ -181,6 +181,10 @@ FROM picked p JOIN jobs j ON j.id = p.job_id
 ORDER BY p.class DESC, p.tag, p.tenant_id, p.place
 """
 
+# The statements about whose turn it is are large: to plan one takes longer than all else in a tick, and most ticks find
+# nothing that waits.
+_ANY_READY = f"SELECT EXISTS (SELECT 1 FROM trials t WHERE {READY}) AS is_any"
+
 # Heads that every quota would let start, for which no node has room now: in the order in which they may reserve one.
 _STARVING = f"""
 WITH RECURSIVE {_HEADS}, {_TENANTS}
@@ -296,6 +300,8 @@ class FairShareRepository(SqlRepository):
 
         start: any 64-bit number, another one each time. only: (tenant, shape), where a node is kept for that one.
         """
+        if not self._is_any_ready():
+            return []
         parameters = {
             **_parameters(nodes, limits, start),
             "slots": limits.slots,
@@ -312,13 +318,24 @@ class FairShareRepository(SqlRepository):
 
     def starving(self, nodes: Sequence[NodeRoom], limits: PickLimits, *, start: int) -> list[Starving]:
         """Shapes whose first trial has waited for longer than `hold_seconds` though its quotas let it start."""
-        return _to_starving(self._rows(_STARVING, _parameters(nodes, limits, start)))
+        return self._starving(_STARVING, nodes, limits, start)
 
     def waiting_with_guarantee(
         self, nodes: Sequence[NodeRoom], limits: PickLimits, *, start: int
     ) -> list[Starving]:
         """The same, of tenants with a guaranteed share alone, and only what has no room now."""
-        return _to_starving(self._rows(_WAITING, _parameters(nodes, limits, start)))
+        return self._starving(_WAITING, nodes, limits, start)
+
+    def _starving(
+        self, sql: str, nodes: Sequence[NodeRoom], limits: PickLimits, start: int
+    ) -> list[Starving]:
+        return (
+            _to_starving(self._rows(sql, _parameters(nodes, limits, start))) if self._is_any_ready() else []
+        )
+
+    def _is_any_ready(self) -> bool:
+        row = self._row(_ANY_READY)
+        return row is not None and bool(row["is_any"])
 
 
 def _to_starving(rows: Sequence[dict[str, Any]]) -> list[Starving]:

@@ -40,13 +40,17 @@ _RETRY_SECONDS = 1.0
 
 
 class LogListener:
-    """What has come in for one reader."""
+    """What has come in for one reader.
+
+    confirmed: Redis has it from here on. is_read: its reader has begun, and may have looked at the store already.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
         self._chunks: asyncio.Queue[LogChunkRow | None] = asyncio.Queue(_BUFFERED_CHUNKS)
         self._missed = False
         self.confirmed = asyncio.Event()
+        self.is_read = False
 
     async def next(self, timeout_seconds: float) -> LogChunkRow | None:
         """Wait for the next chunk. None: look at the store, because nothing came in time or something was missed."""
@@ -107,6 +111,7 @@ class LogHub:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_CONFIRM_SECONDS):
                         await listener.confirmed.wait()
+            listener.is_read = True
             yield listener
         finally:
             others.discard(listener)
@@ -158,8 +163,9 @@ class LogHub:
             if message["type"] == "subscribe":
                 for listener in listeners:
                     listener.confirmed.set()
-                    # After a reconnect there may be a hole.
-                    listener.offer(None)
+                    if listener.is_read:
+                        # After a reconnect, or a late answer, there may be a hole.
+                        listener.offer(None)
             elif message["type"] == "message" and listeners:
                 chunk = _parse(message["data"])
                 for listener in listeners:

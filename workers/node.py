@@ -329,7 +329,9 @@ class NodeWorker:
             if not kept:
                 self._registry.leave(trial_id, fence)
         failpoint("worker.before_ack")
-        self._finished.set()
+        if not kept:
+            # What goes on has made no room for others.
+            self._finished.set()
 
     def _remove_leftovers(self) -> None:
         """Remove this node's sandboxes that no attempt here runs: of an earlier process, or such as would not go.

@@ -32,12 +32,17 @@ class ChangeWaiter:
         is_over: Callable[[_Row], bool],
         *,
         seconds: float,
-        now: bool = False,
+        first_wait_seconds: float | None = None,
     ) -> _Row | None:
-        """Give the row once it is so, or after so long as it is then; None if it is gone. now: look before waiting."""
+        """Give the row once it is so, or after so long as it is then; None if it is gone.
+
+        first_wait_seconds: for a change to be heard of, before the first look; 0 where it may have been before this.
+        None: as long as before any other look.
+        """
         deadline = time.monotonic() + seconds
-        if not now:
-            await self._listener.next(min(seconds, _LOOK_SECONDS))
+        first_wait = _LOOK_SECONDS if first_wait_seconds is None else first_wait_seconds
+        if first_wait > 0:
+            await self._listener.next(min(seconds, first_wait))
         while True:
             row = await run_in_threadpool(read)
             left = deadline - time.monotonic()

@@ -2,6 +2,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import event
 
 from services.batch_verbs import BatchVerbService
 from tests.support.queue import QueueWorld
@@ -17,6 +18,26 @@ def test_queued_trial_becomes_a_bell_for_a_node_with_room(world: QueueWorld):
     assert (bell.trial_id, bell.fence, bell.node_id) == (trial, 1, seat.node_id)
     assert world.trial(trial)["state"] == "running"
     assert world.attempt(trial, 1)["state"] == "dispatched"
+
+
+def test_tick_that_finds_nothing_to_start_does_not_ask_whose_turn_it_is(world: QueueWorld):
+    """To plan that statement takes longer than all else in a tick."""
+    world.session()
+    asked = []
+
+    def note(_connection, _cursor, statement, *_):
+        asked.append("open_shapes AS" in statement)
+
+    event.listen(world.engine, "before_cursor_execute", note)
+    try:
+        assert world.dispatcher.tick() == 0
+        assert asked
+        assert not any(asked)
+        world.trials(world.tenant())
+        assert world.dispatcher.tick() == 1
+        assert sum(asked) == 1
+    finally:
+        event.remove(world.engine, "before_cursor_execute", note)
 
 
 def test_nothing_is_dispatched_without_a_live_session(world: QueueWorld):

@@ -1,8 +1,10 @@
 import asyncio
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from uuid import UUID
 
 from repositories.log_reading import LogChunkRow
-from services.log_hub import LogListener
+from services.log_hub import CHANNEL, LogHub, LogListener
 
 
 def chunk(seq: int) -> LogChunkRow:
@@ -54,3 +56,37 @@ def test_a_reader_that_waits_hears_at_once_of_more_than_it_can_keep():
         return await asyncio.wait_for(waiting, 5)
 
     assert asyncio.run(scenario()) is None
+
+
+class Subscription:
+    """A connected subscription that says only what it is told to."""
+
+    def __init__(self):
+        self.connection = SimpleNamespace(is_connected=True)
+        self.messages = asyncio.Queue()
+
+    async def subscribe(self, channel):
+        await self.messages.put({"type": "subscribe", "channel": channel.encode(), "data": 1})
+
+    async def unsubscribe(self, channel):
+        pass
+
+    async def get_message(self, timeout):  # noqa: ASYNC109 -- of the library's method
+        return await asyncio.wait_for(self.messages.get(), timeout)
+
+
+def test_a_reader_is_sent_to_the_store_again_only_by_an_answer_that_comes_after_it_has_begun():
+    async def scenario():
+        hub = LogHub("redis://127.0.0.1:1")
+        hub._pubsub = subscription = Subscription()
+        receiving = asyncio.create_task(hub._receive(subscription))
+        reader = UUID(int=1)
+        async with hub.listen(reader) as listener:
+            at_first = listener._chunks.qsize()
+            await subscription.subscribe(CHANNEL.format(attempt_id=reader))
+            later = await asyncio.wait_for(listener._chunks.get(), 5)
+        receiving.cancel()
+        await hub.aclose()
+        return at_first, later
+
+    assert asyncio.run(scenario()) == (0, None)
