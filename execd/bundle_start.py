@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     Modules: TypeAlias = dict[str, tuple[bool, CodeType]]
     LateModules: TypeAlias = Mapping[str, tuple[bool, tuple[tuple[str, Any], ...]]]
 
-__all__ = ["Start", "main", "read_parts"]
+__all__ = ["Start", "listening", "main", "read_parts"]
 
 _ARCHIVE = "/start.bin"
 _PARTS, _SIZE_BYTES = 3, 4
 """Of the archive: the size of each, then each."""
+
+_BACKLOG = 512
+"""As of `execd.daemon`."""
 
 _COMPILERS = {"collections": "eval", "dataclasses": "exec"}
 """Modules that write code and compile it, and the built-in that they do it by."""
@@ -231,6 +234,33 @@ def read_parts(archive: str) -> "list[bytes]":
     return parts
 
 
+def listening(arguments: "Sequence[str]") -> "list[str]":
+    """Begin to listen before the rest is loaded, and take execd's name, by which others see that.
+
+    Requests then wait until it is loaded, instead of being made again and again. Gives the arguments with the socket in
+    the place of the address. Those that name none, or begin with something else, stay as they are; and so do those that
+    cannot be listened at: that is told by who reads all of them.
+    """
+    if len(arguments) < 4 or (arguments[0], arguments[2]) != ("--host", "--port"):
+        return list(arguments)
+    import _socket  # noqa: PLC0415  # from the archive; without what module `socket` brings
+
+    try:
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM, _socket.IPPROTO_TCP)
+        listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        listener.bind((arguments[1], int(arguments[3])))
+        listener.listen(_BACKLOG)
+    except (OSError, ValueError, OverflowError):
+        return list(arguments)
+    try:
+        name = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
+        posix.write(name, b"execd")
+        posix.close(name)
+    except OSError:
+        pass  # gVisor has no such file: who waits has to ask
+    return ["--listen-fd", str(listener.detach()), *arguments[4:]]
+
+
 def main(program: str) -> int:
     """Run execd. program: the path of this file in the bundle. Returns the exit code."""
     folder = program.rpartition("/")[0]
@@ -241,6 +271,7 @@ def main(program: str) -> int:
     start.add(first)
     start.add_later(names_to_come, to_come)
     sys.meta_path.insert(0, start)
+    arguments = listening(sys.argv[1:])
     # Without it asyncio starts faster and smaller; execd speaks no TLS.
     sys.modules["ssl"] = None  # type: ignore[assignment]  # None means "cannot be imported"
     from execd.daemon import main as serve  # noqa: PLC0415  # from the archive
@@ -248,7 +279,7 @@ def main(program: str) -> int:
     # Or the first collection would look through all of it.
     gc.freeze()
     gc.enable()
-    return serve(sys.argv[1:])
+    return serve(arguments)
 
 
 if __name__ == "__main__":

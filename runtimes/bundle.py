@@ -17,6 +17,7 @@ from runtimes.base import SandboxSpec
 
 __all__ = [
     "BUNDLE_MOUNT",
+    "EXECD_NAME",
     "TOKEN_VARIABLE",
     "Bundle",
     "check_environment",
@@ -43,6 +44,9 @@ _LOADER_VARIABLES = ("LD_", "GLIBC_TUNABLES", "MALLOC_")
 _ORIGINAL_PREFIX = "SANDMILL_ORIG_"
 _SETTINGS_PREFIX = "EXECD_"
 _RESERVED = (_SETTINGS_PREFIX, _ORIGINAL_PREFIX, "SANDMILL_EXECUTION_ID")
+
+EXECD_NAME = "execd"
+"""Of its process, from when it listens."""
 
 TOKEN_VARIABLE = "EXECD_ACCESS_TOKEN"  # noqa: S105 -- a name, not a secret
 """execd demands the value from its clients, and hides it from all processes beside it."""

@@ -30,23 +30,20 @@ class ImageCatalogue:
         self._users: dict[str, tuple[int, int]] = {}
 
     def look_up(
-        self, engine: Engine, name: str, folders: Sequence[str] = (), *, is_pulled: bool = False
+        self,
+        engine: Engine,
+        name: str,
+        folders: Sequence[str] = (),
+        *,
+        is_pulled: bool = False,
+        facts: Mapping[str, Any] | None = None,
     ) -> ContainerImage:
         """Describe an image. folders: also say which of these it has. is_pulled: it was fetched if it was missing.
 
-        Raises ImageNotFoundError, BadImageError, and the engine's errors.
+        facts: what the engine has just said of it, where it was asked already. Raises ImageNotFoundError,
+        BadImageError, and the engine's errors.
         """
-        try:
-            facts = engine.image_facts(image_tag(name))
-        except ImageNotFound as error:
-            advice = "" if is_pulled or name.startswith(SNAPSHOT_PREFIX) else _ADVICE
-            raise ImageNotFoundError(f"the Docker engine has no image {name!r}{advice}") from error
-        except NullResource as error:
-            raise ImageNotFoundError("an image without a name") from error
-        except APIError as error:
-            if error.status_code is not None and error.status_code < 500:
-                raise ImageNotFoundError(f"{name!r} is no image name: {error.explanation}") from error
-            raise
+        facts = self._facts(engine, name, is_pulled=is_pulled) if facts is None else facts
         _refuse_hidden(name, facts)
         config = facts.get("Config") or {}
         written = config.get("User") or ""
@@ -60,6 +57,19 @@ class ImageCatalogue:
             volumes=tuple(sorted(config.get("Volumes") or ())),
             entrypoint=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
         )
+
+    def _facts(self, engine: Engine, name: str, *, is_pulled: bool) -> dict[str, Any]:
+        try:
+            return engine.image_facts(image_tag(name))
+        except ImageNotFound as error:
+            advice = "" if is_pulled or name.startswith(SNAPSHOT_PREFIX) else _ADVICE
+            raise ImageNotFoundError(f"the Docker engine has no image {name!r}{advice}") from error
+        except NullResource as error:
+            raise ImageNotFoundError("an image without a name") from error
+        except APIError as error:
+            if error.status_code is not None and error.status_code < 500:
+                raise ImageNotFoundError(f"{name!r} is no image name: {error.explanation}") from error
+            raise
 
     def check_bundle_place(self, engine: Engine, image_id: str) -> None:
         """Refuse an image with a link or file where execd's folder comes. Raises BadImageError."""

@@ -19,7 +19,7 @@ from core.errors import (
     SpecInvalidError,
 )
 from runtimes.base import EXECD_PORT, SandboxHandle, SandboxSpec
-from runtimes.bundle import BUNDLE_MOUNT, TOKEN_VARIABLE, Bundle
+from runtimes.bundle import BUNDLE_MOUNT, EXECD_NAME, TOKEN_VARIABLE, Bundle
 from runtimes.container_spec import (
     DISK_LABEL,
     SANDBOX_LABEL,
@@ -42,6 +42,9 @@ __all__ = ["ContainerOwner", "ContainerStart", "ContainerView"]
 
 _DYING_SECONDS = 0.1
 _READY_POLL_SECONDS = 0.005
+_FIRST_LOOK_SECONDS = 0.001
+_ROOM_BYTES = 64 << 20
+"""In less memory execd may come to its end while it loads: such a start is told to have failed."""
 _LOG_BYTES = 2000
 _CLEAN_UP_SECONDS = 5.0
 
@@ -62,6 +65,9 @@ class ContainerOwner(Protocol):
 
     def look_at(self, handle: SandboxHandle) -> ContainerView | None:
         """Give process 1 of the container; None once it has ended."""
+
+    def note_start(self, handle: SandboxHandle, settings: Mapping[str, Any]) -> None:
+        """Learn what there is to see of a container that has just started. settings: with which it was made."""
 
     def handle_of(self, container_id: str, labels: Mapping[str, str]) -> SandboxHandle:
         """Give the handle of a container."""
@@ -119,6 +125,7 @@ class ContainerStart:
         try:
             self._make_folders(handle)
             self._start(handle)
+            self.owner.note_start(handle, settings)
             self._refuse_foreign_execd(handle, self.bundle.path)
             self._await_execd(handle)
             self._refuse_root(handle)
@@ -198,7 +205,7 @@ class ContainerStart:
             return None
         # Who made it may have ended before it looked; with an older bundle, if there is a newer one by now.
         self._refuse_foreign_execd(handle, Path(facts["HostConfig"]["Binds"][0].rsplit(":", 2)[0]))
-        self._await_execd(handle)
+        self._await_answer(handle)
         return handle
 
     def _make_folders(self, handle: SandboxHandle) -> None:
@@ -219,25 +226,54 @@ class ContainerStart:
             raise start_error(handle.name, self.spec, error) from error
 
     def _await_execd(self, handle: SandboxHandle) -> None:
+        """Return when it listens; where that cannot be seen, or may not be for long, when it has answered."""
+        view = self.owner.look_at(handle)
+        is_seen = view is not None and view.family.shares_kernel
+        if is_seen and self.spec.limits.memory_bytes >= _ROOM_BYTES and self._has_begun(handle):
+            return
+        self._await_answer(handle)
+
+    def _has_begun(self, handle: SandboxHandle) -> bool:
+        """Wait until execd listens; False if it ends, or the time is over.
+
+        It takes its name when it does, and loads the rest while others go on; requests wait for that. Only it can give
+        itself a name, and that it is ours was looked at before.
+        """
+        pause = _FIRST_LOOK_SECONDS
+        while not self.deadline.is_over:
+            view = self.owner.look_at(handle)
+            if view is None:
+                return False
+            if _read_text(Path(f"/proc/{view.process.pid}/comm")) == f"{EXECD_NAME}\n":
+                return True
+            threading.Event().wait(pause)
+            pause = min(pause * 1.25, _READY_POLL_SECONDS)
+        return False
+
+    def _await_answer(self, handle: SandboxHandle) -> None:
         """Ping until execd answers: the engine says "started" before the program listens."""
         deadline = self.deadline
         while True:
-            state = self.owner.inspect(handle, deadline).get("State", {})
-            if not state.get("Running"):
-                raise DaemonError(f"container {handle.name} ended at once: {self._last_words(handle, state)}")
-            until_next_look = Deadline(min(0.25, deadline.remaining()))
-            while not until_next_look.is_over:
-                client = HttpExecutionClient(
-                    lambda: self._connect(handle),
-                    self.token,
-                    silence_seconds=max(0.001, deadline.remaining()),
-                )
-                with suppress(ExecdUnreachableError):
-                    client.ping()
-                    return
-                threading.Event().wait(_READY_POLL_SECONDS)
+            self._refuse_ended(handle)
+            client = HttpExecutionClient(
+                lambda: self._connect(handle),
+                self.token,
+                silence_seconds=max(0.001, deadline.remaining()),
+            )
+            with suppress(ExecdUnreachableError):
+                client.ping()
+                return
             if deadline.is_over:
                 raise CreateTimeoutError(f"sandbox {handle.name} was not ready within {deadline.seconds:g} s")
+            threading.Event().wait(_READY_POLL_SECONDS)
+
+    def _refuse_ended(self, handle: SandboxHandle) -> None:
+        """Ask the engine only about one of which no process is seen. Raises DaemonError with its last words."""
+        if self.owner.look_at(handle) is not None:
+            return
+        state = self.owner.inspect(handle, self.deadline).get("State", {})
+        if not state.get("Running"):
+            raise DaemonError(f"container {handle.name} ended at once: {self._last_words(handle, state)}")
 
     def _connect(self, handle: SandboxHandle) -> Any:
         view = self.owner.look_at(handle)

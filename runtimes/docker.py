@@ -1,5 +1,6 @@
 """The `docker` runtime: one container per sandbox, execd as its process 1, no network, no `docker exec`."""
 
+import functools
 import os
 import platform
 import socket
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ from runtimes.bundle import Bundle, ensure_bundle
 from runtimes.cgroups import cgroup_of
 from runtimes.container_images import ImageCatalogue
 from runtimes.container_pulls import PullProgress, Pulls
+from runtimes.container_records import ContainerRecord, ContainerRecords, is_of_container, upper_folder
 from runtimes.container_snapshots import (
     SNAPSHOT_PREFIX,
     collect_snapshots,
@@ -117,15 +119,6 @@ class DockerConfig(BaseModel):
     sandbox_env: Mapping[str, str] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A container that was looked at: process 1 of it as this host has it."""
-
-    process: ProcessRef
-    family: OciFamily
-    volumes: tuple[str, ...] = ()
-
-
 class DockerRuntime(Runtime):
     """Containers of a Docker engine on this host. Needs root, to reach the sandboxes' own networks.
 
@@ -149,7 +142,8 @@ class DockerRuntime(Runtime):
         self._pulls = Pulls(self._fetch)
         self._turns = Turns(config.parallel_creates or 2 * (os.cpu_count() or 1))
         self._tokens = SandboxTokens(config.state_dir)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, ContainerRecord] = {}
+        self._records = ContainerRecords(config.state_dir / "running")
         self._creating: set[str] = set()
         self._ends = EndNotes(config.state_dir / "ended")
         self._disks: DiskWatch | None = None
@@ -194,12 +188,12 @@ class DockerRuntime(Runtime):
 
     def rules(self) -> ContainerRules:
         """Give the guards of all containers. Raises RuntimeUnavailableError on an architecture without a list."""
-        table = native_table(platform.machine())
-        if table is None:
+        seccomp = _native_seccomp_profile()
+        if seccomp is None:
             raise RuntimeUnavailableError(f"there is no system call list for {platform.machine()}")
         facts = self._facts or self._ask_facts()
         return ContainerRules(
-            seccomp=seccomp_profile(table),
+            seccomp=seccomp,
             default_user=None if self._config.user is None else (self._config.user, self._config.user),
             is_root_writable=self._config.writable_root,
             oci_runtime=self._config.oci_runtime,
@@ -256,16 +250,16 @@ class DockerRuntime(Runtime):
 
     def connect(self, handle: SandboxHandle, port: int, *, timeout_seconds: float) -> socket.socket:
         """Open a stream to a port inside."""
-        known = self.look_at(handle)
+        known = self._look_at(handle)
         if known is None:
             raise ExecdUnreachableError(f"sandbox {handle.name} is gone")
         return connect_in_namespace(known.process, port, timeout_seconds=timeout_seconds)
 
     def stats(self, handle: SandboxHandle) -> SandboxStats:
         """Read use while it runs, and whether memory ran out after it ended."""
-        known = self.look_at(handle)
+        known = self._look_at(handle)
         if known is not None:
-            stats = self._live_stats(handle, known)
+            stats = self._live_stats(handle, known.process)
             if known.process.is_alive:
                 return stats
         state = self.inspect(handle).get("State", {})
@@ -274,7 +268,7 @@ class DockerRuntime(Runtime):
     def state(self, handle: SandboxHandle) -> SandboxState:
         """Say how it is now; without the engine as long as it runs. See `Runtime.state`."""
         known = self._known.get(handle.ref)
-        if known is not None and known.family.shares_kernel and known.process.is_alive:
+        if known is not None and family_of(known.oci_runtime).shares_kernel and known.process.is_alive:
             return SandboxState("paused" if cgroup_of(known.process.pid).is_frozen else "running")
         state = self.inspect(handle).get("State")
         if state is None:
@@ -339,6 +333,7 @@ class DockerRuntime(Runtime):
             with self._link.call() as engine:
                 remove_volumes(engine, volumes)
         self._ends.forget(handle.ref)
+        self._records.drop(handle.name)
 
     def list(self) -> list[SandboxHandle]:
         """All containers with our label, running or not."""
@@ -352,7 +347,10 @@ class DockerRuntime(Runtime):
         return handles
 
     def find(self, name: str) -> SandboxHandle | None:
-        """Ask for the one container of this name; see `Runtime.find`."""
+        """Look for the one container of this name; see `Runtime.find`. One that is known to run needs no engine."""
+        record = self._records.find(name)
+        if record is not None:
+            return SandboxHandle(self.name, name, record.ref, dict(record.labels))
         try:
             with self._link.call() as engine:
                 facts = engine.inspect_container(name)
@@ -367,7 +365,9 @@ class DockerRuntime(Runtime):
 
     def collect(self, node: str, keep: Collection[str]) -> tuple[int, int]:
         """Remove volumes whose sandboxes are gone, and what is left of snapshots; see `Runtime.collect`."""
-        names = {handle.name for handle in self.list()} | self._creating | set(keep)
+        creating = set(self._creating)
+        names = {handle.name for handle in self.list()} | creating | self._creating | set(keep)
+        self._records.sweep(names)
         with self._link.call() as engine:
             removed, left = collect_volumes(engine, node, names)
             left += collect_snapshots(engine, now=time.time())
@@ -393,19 +393,69 @@ class DockerRuntime(Runtime):
 
     def look_at(self, handle: SandboxHandle) -> ContainerView | None:
         """Give process 1 of the container on this host; None once it has ended."""
+        known = self._look_at(handle)
+        return ContainerView(known.process, family_of(known.oci_runtime)) if known else None
+
+    def note_start(self, handle: SandboxHandle, settings: Mapping[str, Any]) -> None:
+        """Learn of a container that has just started what else `look_at` would ask the engine for, as far as is seen.
+
+        settings: with which it was made.
+        """
+        facts = self._facts or self._ask_facts()
+        oci_runtime = settings["HostConfig"].get("Runtime") or facts.default_oci_runtime
+        if not family_of(oci_runtime).shares_kernel:
+            return
+        pid = facts.only_process(handle.ref)
+        upper = None if pid is None else upper_folder(pid)
+        if pid is not None and (upper is not None or DISK_LABEL not in settings["Labels"]):
+            self._remember(handle, pid, oci_runtime, _volumes_in({"Config": settings}), upper)
+
+    def _look_at(self, handle: SandboxHandle) -> ContainerRecord | None:
         known = self._known.get(handle.ref)
+        if known is None:
+            record = self._records.find(handle.name)
+            if record is not None and record.ref == handle.ref:
+                known = self._known[handle.ref] = record
         if known is None:
             facts = self.inspect(handle)
             pid = facts.get("State", {}).get("Pid") or 0
-            process = ProcessRef.of(pid) if pid else None
-            if process is None:
+            if not pid:
                 return None
-            if not _names(pid, handle.ref) and process.is_alive:
-                message = "the Docker engine is not on this host: use one that is, its containers are reached by setns"
-                raise RuntimeUnavailableError(message)
-            family = family_of(facts["HostConfig"].get("Runtime"))
-            known = self._known[handle.ref] = _Known(process, family, tuple(_volumes_in(facts)))
-        return ContainerView(known.process, known.family) if known.process.is_alive else None
+            known = self._remember(
+                handle, pid, facts["HostConfig"].get("Runtime"), _volumes_in(facts), _upper_folder(facts)
+            )
+        return known if known is not None and known.process.is_alive else None
+
+    def _remember(
+        self,
+        handle: SandboxHandle,
+        pid: int,
+        oci_runtime: str | None,
+        volumes: Sequence[str],
+        upper: str | None,
+    ) -> ContainerRecord | None:
+        """Keep what was found out of a container, here and for other processes; None if it has ended."""
+        process = ProcessRef.of(pid)
+        if process is None:
+            return None
+        if not is_of_container(pid, handle.ref) and process.is_alive:
+            message = (
+                "the Docker engine is not on this host: use one that is, its containers are reached by setns"
+            )
+            raise RuntimeUnavailableError(message)
+        known = ContainerRecord(
+            name=handle.name,
+            ref=handle.ref,
+            pid=pid,
+            started=process.started,
+            oci_runtime=oci_runtime,
+            labels=dict(handle.labels),
+            volumes=tuple(volumes),
+            upper=upper,
+        )
+        self._known[handle.ref] = known
+        self._records.put(known)
+        return known
 
     def handle_of(self, container_id: str, labels: Mapping[str, str]) -> SandboxHandle:
         """Give the handle of a container."""
@@ -437,12 +487,15 @@ class DockerRuntime(Runtime):
         self, spec: SandboxSpec, rules: ContainerRules, deadline: Deadline, say: OnProgress
     ) -> ContainerImage:
         policy: PullPolicy = spec.pull or ("missing" if self._config.pull else "never")
+        facts = None
         if not spec.image.startswith(SNAPSHOT_PREFIX) and policy != "never":
-            self._pull(spec, deadline, say, policy)
+            facts = self._pull(spec, deadline, say, policy)
         folders = folders_to_look_for(spec)
         try:
             with self._link.call(deadline) as engine:
-                image = self._images.look_up(engine, spec.image, folders, is_pulled=policy != "never")
+                image = self._images.look_up(
+                    engine, spec.image, folders, is_pulled=policy != "never", facts=facts
+                )
                 if not rules.family.shares_kernel:
                     # With a kernel of its own there is no looking at what was started.
                     self._images.check_bundle_place(engine, image.id)
@@ -450,15 +503,18 @@ class DockerRuntime(Runtime):
         except APIError as error:
             raise daemon_error(f"image {spec.image!r} could not be looked at", error) from error
 
-    def _pull(self, spec: SandboxSpec, deadline: Deadline, say: OnProgress, policy: PullPolicy) -> None:
+    def _pull(
+        self, spec: SandboxSpec, deadline: Deadline, say: OnProgress, policy: PullPolicy
+    ) -> dict[str, Any] | None:
+        """Fetch an image; gives what the engine says of one that need not be fetched."""
         if policy == "missing":
             with suppress(APIError), self._link.call(deadline) as engine:
-                engine.image_facts(spec.image)
-                return
+                return engine.image_facts(spec.image)
         if not spec.image:
-            return  # the look-up says what is wrong with it
+            return None  # the look-up says what is wrong with it
         say(f"pulling {spec.image}")
         self._pulls.pull(spec.image, spec.image_auth, deadline, say)
+        return None
 
     def _fetch(
         self, image: str, auth: ImageAuth | None, progress: PullProgress, is_left: Callable[[], bool]
@@ -492,11 +548,11 @@ class DockerRuntime(Runtime):
                 ) from error
             raise
 
-    def _live_stats(self, handle: SandboxHandle, known: "ContainerView") -> SandboxStats:
+    def _live_stats(self, handle: SandboxHandle, process: ProcessRef) -> SandboxStats:
         # An OCI runtime that was told to leave control groups alone has the container in somebody else's.
-        if handle.ref not in _read_text(Path(f"/proc/{known.process.pid}/cgroup")):
+        if handle.ref not in _read_text(Path(f"/proc/{process.pid}/cgroup")):
             return SandboxStats()
-        stats = cgroup_of(known.process.pid).stats()
+        stats = cgroup_of(process.pid).stats()
         watched = None if self._disks is None else self._disks.look_up(handle.ref)
         if watched is None:
             return stats
@@ -533,8 +589,8 @@ class DockerRuntime(Runtime):
         """Watch what a writable container has written, where the engine does not limit it."""
         if limit_bytes is None or (self._disks is not None and self._disks.look_up(handle.ref) is not None):
             return
-        facts = self.inspect(handle, deadline)
-        upper = facts.get("GraphDriver", {}).get("Data", {}).get("UpperDir") if facts else None
+        known = self._known.get(handle.ref)
+        upper = known.upper if known else _upper_folder(self.inspect(handle, deadline))
         if upper is None:
             return
         with self._lock:
@@ -553,6 +609,13 @@ _PULL_SILENCE_SECONDS = 120.0
 """A registry that sends nothing for so long is away; a pull as a whole takes what its waiters give it."""
 
 
+@functools.cache
+def _native_seccomp_profile() -> str | None:
+    """Give the list of system calls for this architecture, if there is one. Once: it takes as long as a create call."""
+    table = native_table(platform.machine())
+    return None if table is None else seccomp_profile(table)
+
+
 def _say_nothing(text: str) -> None:
     del text
 
@@ -561,16 +624,16 @@ def _in_line(before: int) -> str:
     return f"waiting for its turn to start, {before} before it"
 
 
+def _upper_folder(facts: Mapping[str, Any]) -> str | None:
+    """Give the folder with what a container has written, from the engine's description of it; None if it has none."""
+    upper = ((facts.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+    return None if upper is None else str(upper)
+
+
 def _volumes_in(facts: Mapping[str, Any]) -> list[str]:
     """Give the names of the volumes that go with a container, from the engine's description of it."""
     labels = (facts.get("Config") or {}).get("Labels") or {}
     return [name for name in labels.get(VOLUMES_LABEL, "").split(",") if name]
-
-
-def _names(pid: int, ref: str) -> bool:
-    """Say whether a process is of a container: by its groups, or, of an OCI runtime without any, by its command."""
-    folder = Path(f"/proc/{pid}")
-    return ref in _read_text(folder / "cgroup") or ref in _read_text(folder / "cmdline")
 
 
 def _read_text(path: Path) -> str:

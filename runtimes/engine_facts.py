@@ -17,6 +17,8 @@ class EngineFacts:
     """Of one engine. oci_runtimes: their names. root: where it keeps its files, as it sees them.
 
     is_remapped: its containers' users are shifted on this host. limits_disk: it takes `size` as a storage option.
+    default_oci_runtime: what starts containers that name none. groups: where the processes of a container are listed,
+    with {id} in it, unless the engine was told of another place.
     """
 
     version: str
@@ -26,6 +28,8 @@ class EngineFacts:
     has_seccomp: bool
     is_remapped: bool
     limits_disk: bool
+    default_oci_runtime: str | None = None
+    groups: str | None = None
 
     @classmethod
     def of(cls, info: Mapping[str, Any], mountinfo: str | None = None) -> "EngineFacts":
@@ -46,7 +50,28 @@ class EngineFacts:
             has_seccomp="name=seccomp" in options,
             is_remapped="name=userns" in options,
             limits_disk=driver in _OWN_LIMITS or by_quota,
+            default_oci_runtime=info.get("DefaultRuntime") or None,
+            groups=_groups(str(info.get("CgroupDriver", "")), str(info.get("CgroupVersion", "1"))),
         )
+
+    def only_process(self, container: str) -> int | None:
+        """Give the number of the one process of a container; None if there are several, or it is not seen where."""
+        if self.groups is None:
+            return None
+        try:
+            numbers = Path(self.groups.format(id=container)).read_text().split()
+        except OSError:
+            return None
+        return int(numbers[0]) if len(numbers) == 1 else None
+
+
+def _groups(driver: str, version: str) -> str | None:
+    place = {"cgroupfs": "docker/{id}", "systemd": "system.slice/docker-{id}.scope"}.get(driver)
+    if place is None:
+        return None
+    # Of version 1, any hierarchy does that each container is in.
+    root = "/sys/fs/cgroup" if version == "2" else "/sys/fs/cgroup/pids"
+    return f"{root}/{place}/cgroup.procs"
 
 
 def _has_project_quota(mountinfo: str, path: Path) -> bool:

@@ -3,6 +3,7 @@
 import subprocess
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from docker.errors import NotFound
@@ -11,7 +12,7 @@ from requests.exceptions import RequestException
 from core.errors import CreateTimeoutError, DaemonError, RunFailure
 from runtimes.base import SandboxState
 from tests.support.engine_proxy import engine_proxy
-from tests.support.execd import wait_for
+from tests.support.execd import names_in, wait_for
 from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import START_SECONDS, docker_kind
 
@@ -160,3 +161,28 @@ def test_container_of_a_look_into_an_image_is_collected_when_it_is_old(kind, sha
         assert engine.collect_unstarted(before=time.time() + 1) == 0
         with pytest.raises(NotFound):
             engine.inspect_container(container)
+
+
+def test_other_processes_of_the_node_reach_what_runs_while_the_engine_is_away(kind, shaky, proxy):
+    """The ingress is one: it shares the folder with the worker that has made the sandbox."""
+    with kind.box(**LIVE) as box:
+        proxy.fail(".", "cut")
+        found = shaky.runtime.find(box.handle.name)
+        assert found == box.handle
+        with closing(shaky.runtime.executions(found)) as client:
+            client.ping()
+        proxy.heal()
+    assert shaky.runtime.find(box.handle.name) is None
+    assert shaky.runtime.look_at(box.handle) is None
+
+
+def test_containers_that_are_gone_leave_no_record(kind, runtime_folder):
+    folder = runtime_folder / "docker" / "running"
+    with kind.box(**LIVE) as box:
+        subprocess.run(["docker", "rm", "-f", box.handle.ref], check=True, capture_output=True, timeout=60)
+        assert box.handle.name in names_in(folder)
+        kind.runtime.collect("n", [])
+        assert box.handle.name not in names_in(folder)
+    with kind.box(**LIVE) as box:
+        assert box.handle.name in names_in(folder)
+    assert box.handle.name not in names_in(folder)

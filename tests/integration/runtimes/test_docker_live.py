@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
+from requests import Session
 
 from core.errors import (
     BadImageError,
@@ -30,6 +31,7 @@ from runtimes.base import (
     VolumeMount,
 )
 from runtimes.docker import DockerConfig, DockerRuntime
+from runtimes.execd_client import HttpExecutionClient
 from tests.support.execd import wait_for
 from tests.support.images import (
     BUSYBOX_IMAGE,
@@ -49,6 +51,41 @@ LIVE = {"is_sealed": False, "is_writable": True}
 @pytest.fixture(scope="module")
 def kind(runtime_folder):
     yield from kind_named("docker", runtime_folder)
+
+
+@pytest.mark.parametrize("pull", [None, "missing"])
+def test_start_asks_the_engine_three_things(kind, monkeypatch, pull):
+    """Each takes milliseconds: what the image is, to make a container, and to start it. The rest is seen."""
+    asked = []
+    send = Session.send
+
+    def note(session, request, **settings):
+        asked.append(f"{request.method} {request.path_url.rpartition('/')[2].partition('?')[0]}")
+        return send(session, request, **settings)
+
+    with kind.box(**LIVE):  # by now its image is known
+        pass
+    spec = kind.spec(pull=pull, **LIVE)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "send", note)
+        handle = kind.runtime.create(spec, timeout_seconds=START_SECONDS)
+    kind.runtime.remove(handle)
+    assert asked == ["GET json", "POST create", "POST start"]
+
+
+@pytest.mark.parametrize(("memory_bytes", "pings"), [(48 << 20, 1), (64 << 20, 0)], ids=["little", "enough"])
+def test_start_waits_for_an_answer_only_where_memory_may_not_do(kind, monkeypatch, memory_bytes, pings):
+    asked = []
+    ping = HttpExecutionClient.ping
+
+    def note(client):
+        ping(client)
+        asked.append(client)
+
+    monkeypatch.setattr(HttpExecutionClient, "ping", note)
+    with kind.box(limits={"memory_bytes": memory_bytes}, **LIVE) as box:
+        assert len(asked) == pings
+        assert box.sh("echo works").out == "works\n"
 
 
 @pytest.fixture

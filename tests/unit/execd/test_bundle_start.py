@@ -142,6 +142,54 @@ def test_no_collection_looks_through_what_the_start_has_loaded(tmp_path: Path) -
     assert done.stdout == "(True, True, True, ['--flag'])\n"
 
 
+LISTENS = """
+import os, socket, sys
+from execd.bundle_start import listening
+arguments = listening(sys.argv[1:])
+print(arguments)
+if arguments != sys.argv[1:]:
+    with socket.socket(fileno=int(arguments[1])) as listener, socket.create_connection(listener.getsockname()):
+        print(listener.proto == socket.IPPROTO_TCP, listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+        print(os.get_inheritable(listener.fileno()))
+"""
+
+
+def listens(*arguments: str) -> list[str]:
+    """What it makes of arguments, and what it then listens at."""
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENS, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.splitlines()
+
+
+def test_it_listens_before_anything_else_is_loaded() -> None:
+    arguments, socket_facts, is_inheritable = listens("--host", "127.0.0.1", "--port", "0", "--sealed")
+    assert re.fullmatch(r"\['--listen-fd', '\d+', '--sealed'\]", arguments)
+    assert socket_facts == "True 1"
+    assert is_inheritable == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--sealed"],
+        ["--host", "127.0.0.1"],
+        ["--listen-fd", "7", "--port", "1"],
+        ["--host", "127.0.0.1", "--port", "99999999"],
+        ["--host", "127.0.0.1", "--port", "x"],
+        ["--host", "192.0.2.1", "--port", "0"],
+    ],
+    ids=" ".join,
+)
+def test_what_it_cannot_listen_at_is_left_to_who_reads_all_arguments(arguments: list[str]) -> None:
+    assert listens(*arguments) == [str(arguments)]
+
+
 def recorded(pattern: str, flags: int) -> list[Any]:
     """What the compiler of regular expressions makes of one."""
     from re import _compiler, _parser  # type: ignore[attr-defined]  # noqa: PLC0415

@@ -79,3 +79,33 @@ def test_missing_oci_runtime_is_named_beside_those_there_are():
     with pytest.raises(SpecInvalidError, match=r"no 'kata', only runc, runsc: add it") as caught:
         check_oci_runtime("kata", {"runsc", "runc"})
     assert caught.value.field == "oci_runtime"
+
+
+@pytest.mark.parametrize(
+    ("engine", "place"),
+    [
+        ("cgroupfs 1", "/sys/fs/cgroup/pids/docker/c1/cgroup.procs"),
+        ("cgroupfs 2", "/sys/fs/cgroup/docker/c1/cgroup.procs"),
+        ("systemd 1", "/sys/fs/cgroup/pids/system.slice/docker-c1.scope/cgroup.procs"),
+        ("systemd 2", "/sys/fs/cgroup/system.slice/docker-c1.scope/cgroup.procs"),
+    ],
+)
+@pytest.mark.parametrize(("listed", "expected"), [("77\n", 77), ("77\n78\n", None), ("", None), (None, None)])
+def test_the_only_process_of_a_container_is_read_from_its_group(monkeypatch, engine, place, listed, expected):
+    def read(path):
+        assert str(path) == place
+        if listed is None:
+            raise FileNotFoundError(path)
+        return listed
+
+    driver, version = engine.split()
+    facts = EngineFacts.of(info(CgroupDriver=driver, CgroupVersion=version), MOUNTS)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert facts.only_process("c1") == expected
+
+
+def test_engine_that_keeps_no_groups_shows_no_process():
+    facts = EngineFacts.of(info(CgroupDriver="none", DefaultRuntime="runsc"), MOUNTS)
+    assert facts.only_process("c1") is None
+    assert facts.default_oci_runtime == "runsc"
+    assert EngineFacts.of(info(), MOUNTS).default_oci_runtime is None
