@@ -181,9 +181,16 @@ FROM picked p JOIN jobs j ON j.id = p.job_id
 ORDER BY p.class DESC, p.tag, p.tenant_id, p.place
 """
 
-# The statements about whose turn it is are large: to plan one takes longer than all else in a tick, and most ticks find
-# nothing that waits.
-_ANY_READY = f"SELECT EXISTS (SELECT 1 FROM trials t WHERE {READY}) AS is_any"
+_FEW = 32
+
+# The statements about whose turn it is are large: to plan one takes longer than all else in a tick, most ticks find
+# nothing that waits, and most others a few trials. Their plan for any numbers is good for those; for more, a new one
+# each time, as `DispatchRepository.lock` says.
+_ARE_READY = f"""
+SELECT n > 0 AS are_ready,
+  set_config('plan_cache_mode', CASE WHEN n < {_FEW} THEN 'force_generic_plan' ELSE 'force_custom_plan' END, true)
+FROM (SELECT count(*) AS n FROM (SELECT 1 FROM trials t WHERE {READY} LIMIT {_FEW}) found) counted
+"""
 
 # Heads that every quota would let start, for which no node has room now: in the order in which they may reserve one.
 _STARVING = f"""
@@ -300,7 +307,7 @@ class FairShareRepository(SqlRepository):
 
         start: any 64-bit number, another one each time. only: (tenant, shape), where a node is kept for that one.
         """
-        if not self._is_any_ready():
+        if not self._are_ready():
             return []
         parameters = {
             **_parameters(nodes, limits, start),
@@ -329,13 +336,12 @@ class FairShareRepository(SqlRepository):
     def _starving(
         self, sql: str, nodes: Sequence[NodeRoom], limits: PickLimits, start: int
     ) -> list[Starving]:
-        return (
-            _to_starving(self._rows(sql, _parameters(nodes, limits, start))) if self._is_any_ready() else []
-        )
+        return _to_starving(self._rows(sql, _parameters(nodes, limits, start))) if self._are_ready() else []
 
-    def _is_any_ready(self) -> bool:
-        row = self._row(_ANY_READY)
-        return row is not None and bool(row["is_any"])
+    def _are_ready(self) -> bool:
+        """Say whether any trial may be dispatched, and have the next statements planned for how many there are."""
+        row = self._row(_ARE_READY)
+        return row is not None and bool(row["are_ready"])
 
 
 def _to_starving(rows: Sequence[dict[str, Any]]) -> list[Starving]:

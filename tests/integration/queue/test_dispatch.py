@@ -4,6 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import event
 
+from repositories.dispatch import DispatchRepository
+from repositories.fair_share import FairShareRepository, PickLimits
 from services.batch_verbs import BatchVerbService
 from tests.support.queue import QueueWorld
 
@@ -38,6 +40,22 @@ def test_tick_that_finds_nothing_to_start_does_not_ask_whose_turn_it_is(world: Q
         assert sum(asked) == 1
     finally:
         event.remove(world.engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "plan"), [(1, "force_generic_plan"), (31, "force_generic_plan"), (32, "force_custom_plan")]
+)
+def test_statement_of_whose_turn_it_is_is_planned_anew_only_for_many(world: QueueWorld, waiting, plan):
+    world.session()
+    world.trials(world.tenant(), waiting)
+    limits = PickLimits(8, 8, 8, 0.0, 0.0, 60.0, (64_000, 64 << 30, 0))
+    with world.engine.begin() as connection:
+        repository = DispatchRepository(connection)
+        repository.lock()
+        assert len(FairShareRepository(connection).pick(repository.nodes(), limits, start=0)) == min(
+            waiting, 8
+        )
+        assert connection.exec_driver_sql("SHOW plan_cache_mode").scalar() == plan
 
 
 def test_nothing_is_dispatched_without_a_live_session(world: QueueWorld):
