@@ -43,7 +43,8 @@ class Settings(BaseSettings):
         description="redis://:password@host:port/0",
     )
     metrics_host: str = Field(
-        default="127.0.0.1", description="Where scheduler and worker tell their metrics, if they have a port."
+        default="127.0.0.1",
+        description="Where scheduler, worker and ingress tell their metrics, if they have a port.",
     )
     scheduler_metrics_port: int | None = Field(
         default=None,
@@ -58,6 +59,13 @@ class Settings(BaseSettings):
         le=65535,
         examples=[9102],
         description="Port of the worker's /metrics. Default: not served.",
+    )
+    ingress_metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        examples=[9103],
+        description="Port of the /metrics of the ingress. Default: not served.",
     )
 
     secret_key: SecretStr | None = Field(

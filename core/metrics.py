@@ -1,4 +1,4 @@
-"""What scheduler and worker count, and the small server that tells it to Prometheus.
+"""What scheduler, worker and ingress count, and the small server that tells it to Prometheus.
 
 One registry per process. Labels come from closed sets (states, outcomes, names of loops and runtimes), never from ids,
 tenants or clients' words. What each is for, and when to be alarmed: `docs/observability.md`.
@@ -22,6 +22,10 @@ __all__ = [
     "DISPATCHED",
     "FENCED_WRITES",
     "HEARTBEATS",
+    "INGRESS_CONNECTIONS",
+    "INGRESS_CONNECT_SECONDS",
+    "INGRESS_REFUSED",
+    "INGRESS_RELAYED",
     "LEADER",
     "LEADER_CHANGES",
     "LEAKED",
@@ -144,6 +148,29 @@ SANDBOX_START_SECONDS = Histogram(
     registry=REGISTRY,
 )  # fmt: skip
 LOG_BYTES = Counter("sandmill_log_bytes", "Output stored.", registry=REGISTRY)
+
+# Ingress.
+INGRESS_CONNECTIONS = Gauge(
+    "sandmill_ingress_connections", "Connections of clients that are open.", registry=REGISTRY
+)
+INGRESS_RELAYED = Counter(
+    "sandmill_ingress_relayed",
+    "Requests that a program in a sandbox answered, by class of status; 101 are those that became a tunnel.",
+    ["status"],
+    registry=REGISTRY,
+)
+INGRESS_REFUSED = Counter(
+    "sandmill_ingress_refused",
+    "Requests that the ingress answered with an error.",
+    ["status"],
+    registry=REGISTRY,
+)
+INGRESS_CONNECT_SECONDS = Histogram(
+    "sandmill_ingress_connect_seconds",
+    "To a port of a sandbox, where no connection was kept.",
+    buckets=_FAST,
+    registry=REGISTRY,
+)
 
 
 def serve_metrics(host: str, port: int | None) -> WSGIServer | None:

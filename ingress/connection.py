@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from core.logging import get_logger
+from core.metrics import INGRESS_REFUSED
 from ingress.errors import IngressError
 from ingress.limits import Limits
 from traffic.bodies import BodyReader, request_framing
@@ -87,6 +88,7 @@ class Connection:
 
     async def reply_error(self, error: IngressError, *, goes_on: bool, is_head: bool = False) -> None:
         """Send an error."""
+        INGRESS_REFUSED.labels(str(error.status)).inc()
         later = error.retry_after_seconds
         headers = [] if later is None else [(b"Retry-After", b"%d" % later)]
         headers.append((INGRESS_ERROR, error.code.encode()))

@@ -13,6 +13,7 @@ from core.config import Settings
 from core.database import create_database_engine
 from core.errors import UnavailableError
 from core.logging import get_logger
+from core.metrics import serve_metrics
 from ingress.limits import Limits
 from ingress.sandboxes import Sandboxes
 from ingress.server import IngressServer
@@ -55,8 +56,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_ingress(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises UnavailableError if the port is taken."""
+    """Run until SIGTERM or SIGINT. Raises UnavailableError if a port is taken."""
     _raise_file_limit()
+    serve_metrics(settings.metrics_host, settings.ingress_metrics_port)
     listener = listen(settings.ingress_host, settings.ingress_port)
     asyncio.run(_run(settings, listener))
 

@@ -19,7 +19,7 @@ class Relaying:
     """A request whose head was read and whose backend is connected.
 
     is_started: something of an answer has gone to the client. is_framed: whose end it can tell from a break.
-    client_error: what was wrong with the client's body.
+    client_error: what was wrong with the client's body. status: of the answer, 0 until it has come.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Relaying:
         self.is_started = False
         self.is_framed = True
         self.client_error: MessageError | None = None
+        self.status = 0
         self._client = client
         self._request = request
         self._body = body
@@ -120,6 +121,7 @@ class Relaying:
             upgrades=self._upgrades,
             on_interim=self._send_interim,
         )
+        self.status = head.status
         if head.status == 101:
             await self._tunnel(head)
             return False

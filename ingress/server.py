@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from uuid import UUID
 
 from core.errors import NotFoundError, UnavailableError
 from core.logging import get_logger
+from core.metrics import INGRESS_CONNECT_SECONDS, INGRESS_CONNECTIONS, INGRESS_RELAYED
 from ingress.connection import Connection
 from ingress.errors import IngressError, NotServedError, RouteError
 from ingress.limits import Limits
@@ -202,6 +204,9 @@ class IngressServer:
         except BaseException:
             backend.stream.abort()
             raise
+        finally:
+            if relaying.status:
+                INGRESS_RELAYED.labels(_status_class(relaying.status)).inc()
         if relaying.is_backend_reusable:
             self._sandboxes.give_back(backend)
         else:
@@ -209,18 +214,23 @@ class IngressServer:
         return goes_on
 
     async def _connect(self, target: SandboxTarget, port: int, *, is_new: bool) -> Backend:
+        began = time.monotonic()
         try:
-            return await self._sandboxes.connect(target, port, is_new=is_new)
+            backend = await self._sandboxes.connect(target, port, is_new=is_new)
         except IngressError:
             # It may have ended, or be started anew: what is remembered of it counts no more.
             self._sandboxes.forget(target)
             self._directory.forget(target.id)
             raise
+        if not backend.is_reused:
+            INGRESS_CONNECT_SECONDS.observe(time.monotonic() - began)
+        return backend
 
     def _accept(self, stream: Stream) -> None:
         connection = Connection(stream, self.handle, self._limits)
         task = asyncio.get_running_loop().create_task(self._run(connection))
         self._connections[task] = connection
+        INGRESS_CONNECTIONS.set(len(self._connections))
         task.add_done_callback(self._end)
 
     async def _run(self, connection: Connection) -> None:
@@ -240,6 +250,7 @@ class IngressServer:
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._connections.pop(task, None)
+        INGRESS_CONNECTIONS.set(len(self._connections))
 
 
 class _StaleError(Exception):
@@ -281,6 +292,11 @@ def _refusal(job: _Job, backend: Backend, error: BackendError | MessageError) ->
         return _StaleError()
     said = f"port {job.port} of the sandbox: {error.message}"
     return IngressError(502, said, code="BACKEND_RESPONSE_FAILED")
+
+
+def _status_class(status: int) -> str:
+    """Give 2xx and the like: a program in a sandbox may answer any number, and each would be a series."""
+    return "101" if status == 101 else f"{status // 100}xx"
 
 
 def _is_health(request: RequestHead) -> bool:

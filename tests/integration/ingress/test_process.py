@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from uuid import UUID
 
 import pytest
@@ -43,6 +44,20 @@ def test_it_serves_until_it_is_told_to_end(environment):
                 process.send_signal(signal.SIGTERM)
                 assert client.recv(1) == b"", "idle connections are closed at once"
             assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def test_its_metrics_are_served_where_asked_for(environment):
+    port = find_free_port()
+    environment["SANDMILL_INGRESS_METRICS_PORT"] = str(port)
+    with subprocess.Popen(
+        [sys.executable, "-m", "ingress"], env=environment, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            wait_for(lambda: answers_ok(port, "/metrics"), seconds=60)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                assert "\nsandmill_ingress_connections 0.0\n" in answer.read().decode()
         finally:
             process.kill()
 
