@@ -20,6 +20,7 @@ from tests.support.execd import file_parts, running_execd
 from tests.support.outside import background
 
 BOUNDARY = "boundary"
+MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 def ask(box, method, target, body=b"", content_type="application/json"):
@@ -36,8 +37,8 @@ def ask(box, method, target, body=b"", content_type="application/json"):
         connection.close()
 
 
-def upload(box, *files):
-    """Upload (path, content, metadata) each; give the status."""
+def multipart(*files):
+    """Give the body of an upload of (path, content, metadata) each."""
     body = b""
     for path, content, metadata in files:
         for name, (filename, data, kind) in file_parts(path, content, **metadata):
@@ -46,8 +47,12 @@ def upload(box, *files):
                 f"Content-Type: {kind}\r\n\r\n"
             ).encode()
             body += data + b"\r\n"
-    body += f"--{BOUNDARY}--\r\n".encode()
-    return ask(box, "POST", "/files/upload", body, f"multipart/form-data; boundary={BOUNDARY}")[0]
+    return body + f"--{BOUNDARY}--\r\n".encode()
+
+
+def upload(box, *files):
+    """Upload (path, content, metadata) each; give the status."""
+    return ask(box, "POST", "/files/upload", multipart(*files), MULTIPART)[0]
 
 
 def quoted(path):
@@ -261,15 +266,8 @@ def test_special_bits_are_dropped_and_the_owner_stays(box, folder):
 def test_an_upload_that_comes_to_no_end_is_never_seen(box, folder):
     """T32: broken off in the middle, and of a wrong length; the old content stays, and nothing lies about."""
     assert upload(box, (f"{folder}/f", b"old", {})) == 200
-    body = b""
-    for name, (filename, data, kind) in file_parts(f"{folder}/f", b"x" * 300_000):
-        body += (
-            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{filename}"\r\n'
-            f"Content-Type: {kind}\r\n\r\n"
-        ).encode()
-        body += data + b"\r\n"
-    body += f"--{BOUNDARY}--\r\n".encode()
-    fields = {**dict(box.client._headers), "content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    body = multipart((f"{folder}/f", b"x" * 300_000, {}))
+    fields = {**dict(box.client._headers), "content-type": MULTIPART}
     for length, sent, answer in (
         (len(body), body[:200_000], b""),
         (len(body) + 1000, body, b""),
