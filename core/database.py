@@ -43,6 +43,8 @@ def create_database_engine(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=5,
+        # The connection used last, which has its statements prepared; in turn, each would have to learn all of them.
+        pool_use_lifo=True,
         pool_pre_ping=pre_ping,
         connect_args={
             "options": " ".join(f"-c {name}={value}" for name, value in options.items()),

@@ -15,7 +15,9 @@ import marshal  # noqa: E402
 import posix  # noqa: E402
 import sys  # noqa: E402
 from _frozen_importlib import ModuleSpec  # noqa: E402
+from _frozen_importlib import _load as _load_spec  # type: ignore[attr-defined]  # noqa: E402
 from _frozen_importlib_external import ExtensionFileLoader, PathFinder  # noqa: E402
+from _imp import extension_suffixes  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -234,23 +236,22 @@ def read_parts(archive: str) -> "list[bytes]":
     return parts
 
 
-def listening(arguments: "Sequence[str]") -> "list[str]":
+def listening(arguments: "Sequence[str]", library: str) -> "list[str]":
     """Begin to listen before the rest is loaded, and take execd's name, by which others see that.
 
     Requests then wait until it is loaded, instead of being made again and again. Gives the arguments with the socket in
     the place of the address. Those that name none, or begin with something else, stay as they are; and so do those that
-    cannot be listened at: that is told by who reads all of them.
+    cannot be listened at: that is told by who reads all of them. library: as of `Start`.
     """
     if len(arguments) < 4 or (arguments[0], arguments[2]) != ("--host", "--port"):
         return list(arguments)
-    import _socket  # noqa: PLC0415  # from the archive; without what module `socket` brings
-
     try:
+        _socket = _socket_module(library)
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM, _socket.IPPROTO_TCP)
         listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         listener.bind((arguments[1], int(arguments[3])))
         listener.listen(_BACKLOG)
-    except (OSError, ValueError, OverflowError):
+    except (ImportError, OSError, ValueError, OverflowError):
         return list(arguments)
     try:
         name = posix.open("/proc/self/comm", posix.O_WRONLY | posix.O_CLOEXEC)
@@ -261,17 +262,27 @@ def listening(arguments: "Sequence[str]") -> "list[str]":
     return ["--listen-fd", str(listener.detach()), *arguments[4:]]
 
 
+def _socket_module(library: str) -> "Any":
+    """Give what module `socket` is made of, before there is an archive to find it in."""
+    if "_socket" not in sys.builtin_module_names:
+        file = f"{library}/lib-dynload/_socket{extension_suffixes()[0]}"
+        return _load_spec(ModuleSpec("_socket", ExtensionFileLoader("_socket", file), origin=file))
+    import _socket  # noqa: PLC0415  # type: ignore[import-not-found]
+
+    return _socket
+
+
 def main(program: str) -> int:
     """Run execd. program: the path of this file in the bundle. Returns the exit code."""
     folder = program.rpartition("/")[0]
-    head, first, to_come = read_parts(folder + _ARCHIVE)
     library = f"{folder}/../lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+    arguments = listening(sys.argv[1:], library)
+    head, first, to_come = read_parts(folder + _ARCHIVE)
     late, names_to_come = marshal.loads(head)  # noqa: S302  # read-only, and our own
     start = Start(library, dict(late))
     start.add(first)
     start.add_later(names_to_come, to_come)
     sys.meta_path.insert(0, start)
-    arguments = listening(sys.argv[1:])
     # Without it asyncio starts faster and smaller; execd speaks no TLS.
     sys.modules["ssl"] = None  # type: ignore[assignment]  # None means "cannot be imported"
     from execd.daemon import main as serve  # noqa: PLC0415  # from the archive

@@ -53,6 +53,8 @@ class Engine(docker.APIClient):
             adapter = _Adapter(
                 adapter.socket_path, timeout=adapter.timeout, max_pool_size=adapter.max_pool_size
             )
+            # No proxy and no .netrc lead to a socket: to look for them with each call takes a quarter of it.
+            self.trust_env = False
         super().mount(prefix, adapter)
 
     @contextmanager

@@ -15,8 +15,9 @@ __all__ = ["ChangeWaiter", "watching"]
 
 _Row = TypeVar("_Row")
 
-_LOOK_SECONDS = 1.0
-"""Between two looks at the row while nothing is heard: a message may be lost."""
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 4.0
+"""Between the first two looks at the row while nothing is heard, then twice as long each time: a message may be lost,
+but after a break of the line to Redis there is a look anyway."""
 
 
 class ChangeWaiter:
@@ -43,12 +44,14 @@ class ChangeWaiter:
         first_wait = _LOOK_SECONDS if first_wait_seconds is None else first_wait_seconds
         if first_wait > 0:
             await self._listener.next(min(seconds, first_wait))
+        pause = _LOOK_SECONDS
         while True:
             row = await run_in_threadpool(read)
             left = deadline - time.monotonic()
             if row is None or is_over(row) or left <= 0:
                 return row
-            await self._listener.next(min(left, _LOOK_SECONDS))
+            await self._listener.next(min(left, pause))
+            pause = min(2 * pause, _LONGEST_LOOK_SECONDS)
 
 
 @asynccontextmanager

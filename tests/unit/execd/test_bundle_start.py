@@ -143,9 +143,12 @@ def test_no_collection_looks_through_what_the_start_has_loaded(tmp_path: Path) -
 
 
 LISTENS = """
-import os, socket, sys
+import _socket, os, sys
+file = sys.modules.pop("_socket").__file__
 from execd.bundle_start import listening
-arguments = listening(sys.argv[1:])
+library = os.path.dirname(os.path.dirname(file))
+arguments = listening(sys.argv[1:], library)
+import socket
 print(arguments)
 if arguments != sys.argv[1:]:
     with socket.socket(fileno=int(arguments[1])) as listener, socket.create_connection(listener.getsockname()):
