@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from execd.bundle_code import marshalled, module_code
+from execd.bundle_code import marshalled, module_code_without_docstrings
 
 __all__ = ["ArchiveError", "Part", "archive", "probe_start"]
 
@@ -217,7 +217,7 @@ def _part(
 def _tables(part: Part, shown: Callable[[str, Path], str]) -> bytes:
     """Give a part as `execd.bundle_start.Start.add` takes it."""
     modules = tuple(
-        (name, (source.name == "__init__.py", module_code(name, source, shown(name, source))))
+        (name, (source.name == "__init__.py", module_code_without_docstrings(source, shown(name, source))))
         for name, source in part.modules.items()
     )
     extensions = tuple((name, file.name) for name, file in part.extensions.items())

@@ -1,5 +1,6 @@
 """Compiled modules for the bundle: the same bytes whenever and wherever the same source is compiled."""
 
+import ast
 import importlib.util
 import marshal
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-__all__ = ["NoCodeError", "compiled_module", "marshalled", "module_code"]
+__all__ = ["NoCodeError", "compiled_module", "marshalled", "module_code", "module_code_without_docstrings"]
 
 _UNCHECKED_HASH: Final = (1).to_bytes(4, "little") + bytes(8)
 """The interpreter looks for no source beside such a file."""
@@ -39,6 +40,31 @@ def module_code(name: str, source: Path, shown: str) -> CodeType:
     if code is None:
         raise NoCodeError(f"no code in {source}")
     return _with_file_name(code, shown)
+
+
+def module_code_without_docstrings(source: Path, shown: str) -> CodeType:
+    """Give the code of a module, in which nothing has a docstring: nobody reads them, and each takes time to load.
+
+    All else is as it is in the source, asserts too. shown: the file name in tracebacks.
+    """
+    tree = ast.parse(source.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            _drop_docstring(node)
+    code: CodeType = compile(tree, shown, "exec", dont_inherit=True)
+    return code
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    if ast.get_docstring(node, clean=False) is None:
+        return
+    following = node.body[1] if len(node.body) > 1 else None
+    if isinstance(node, ast.Module) and not isinstance(following, ast.Expr):
+        # A statement in its place would stand before imports from `__future__`.
+        del node.body[0]
+    else:
+        # In its place, or a text that follows would become one.
+        node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
 
 
 def marshalled(code: Any) -> bytes:

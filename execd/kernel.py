@@ -141,11 +141,15 @@ def rename_exclusively(source: str, target: str) -> None:
 
 def _prctl(option: int, value: int | bytes) -> bool:
     try:
+        if isinstance(value, int):
+            # What `ctypes` stands on; the rest of that takes a twentieth of a start, and is not needed for numbers.
+            native = importlib.import_module("_ctypes")
+            address = native.dlsym(native.dlopen(None, 0), "prctl")
+            return bool(native.call_function(address, (option, value, 0, 0, 0)) == 0)
         ctypes, libc = _c_library()
-    except ImportError:
+    except (ImportError, AttributeError):
         return False
-    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    return bool(libc.prctl(option, argument, 0, 0, 0) == 0)
+    return bool(libc.prctl(option, ctypes.c_char_p(value), 0, 0, 0) == 0)
 
 
 @functools.cache
