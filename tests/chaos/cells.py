@@ -4,11 +4,11 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from core.failpoints import POINTS
+from tests.chaos.cell import Cell
 from tests.chaos.harness import (
     GRACE_SECONDS,
     LEASE_SECONDS,
@@ -19,6 +19,7 @@ from tests.chaos.harness import (
     wait_for,
 )
 from tests.chaos.judge import judge, untold
+from tests.chaos.live_cells import is_live, run_live_cell
 from tests.support.images import BUSYBOX_IMAGE
 from tests.support.invariants import InvariantWatch
 
@@ -39,24 +40,6 @@ LIVE_SLACK_SECONDS = 2 * LEASE_SECONDS + LEASE_SECONDS + GRACE_SECONDS + 6.0
 """A scheduler that is stopped for two lease times, one that then waits a lease before it judges, and a busy machine."""
 DEADLINE_SECONDS = 45.0
 
-_PROGRAMS = {
-    "api": "api",
-    "dispatch": "scheduler",
-    "fanout": "scheduler",
-    "progress": "scheduler",
-    "reap": "scheduler",
-    "sweep": "scheduler",
-    "webhook": "scheduler",
-}
-_NTH = {
-    "heartbeat.before": 4,
-    "heartbeat.after": 4,
-    "dispatch.mid_send": 3,
-    "sweep.before_commit": 3,
-    "sweep.after_commit": 3,
-}
-"""Calls to let pass, where the first comes before there is anything to break."""
-
 IMAGES = {"fake": "fake", "local": "host", "docker": BUSYBOX_IMAGE}
 
 _OFF_LIMITS = {
@@ -65,40 +48,19 @@ _OFF_LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """point: of core.failpoints. action: with its seconds. runtime: of the jobs. schedulers: 1 or 2."""
-
-    point: str
-    action: str
-    runtime: str
-    schedulers: int
-
-    @property
-    def program(self) -> str:
-        """Which kind of program is broken."""
-        return _PROGRAMS.get(self.point.partition(".")[0], "worker")
-
-    @property
-    def failpoint(self) -> str:
-        """The value of SANDMILL_FAILPOINTS."""
-        return f"{self.point}:{self.action}:{_NTH.get(self.point, 1)}"
-
-    def __str__(self) -> str:
-        """A name by which it can be repeated."""
-        return f"{self.point}/{self.action}/{self.runtime}/{self.schedulers}"
-
-
 def all_cells(runtimes: Sequence[str]) -> list[Cell]:
     """Every point with every action that makes sense there, on every runtime, with one scheduler and with two.
 
     What the API does depends on neither runtime nor scheduler, so it is tried with one of each; fan-out not on the
-    runtime, and it takes a thousand trials; nor do webhooks. Live sandboxes and snapshots have their own
-    tests (`test_session_crashes.py`, `test_snapshots.py`).
+    runtime, and it takes a thousand trials; nor do webhooks. Live sandboxes have one node and one scheduler: who acts
+    is the worker.
     """
     cells = []
     for point, action in itertools.product(sorted(POINTS), ACTIONS):
-        if (point, action) in _OFF_LIMITS or point.startswith(("session.", "snapshot.")):
+        if (point, action) in _OFF_LIMITS:
+            continue
+        if is_live(point):
+            cells += [Cell(point, action, runtime, 1) for runtime in runtimes]
             continue
         if point.startswith("api."):
             cells.append(Cell(point, action, "fake", 1))
@@ -130,6 +92,8 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
     for name in ("worker-a", "worker-b", "scheduler-1"):
         if name not in stack.programs:
             stack.start(name)
+    if is_live(cell.point):
+        return _run_on_one_node(stack, cell, watch)
     try:
         submitted, armed = _submit_and_arm(stack, cell)
     except TimeoutError as error:
@@ -142,6 +106,18 @@ def run_cell(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
     if "failpoint_reached" not in armed.said():
         problems.append(f"{cell.point} was never reached")
     return problems + [str(violation) for violation in watch.ask(live=False)]
+
+
+def _run_on_one_node(stack: ChaosStack, cell: Cell, watch: InvariantWatch) -> list[str]:
+    """Let the one that breaks have all sandboxes."""
+    stack.end("worker-b")
+    try:
+        armed = _arm(stack, cell)
+    except TimeoutError as error:
+        return [str(error)]
+    problems = run_live_cell(stack, cell, watch, armed, TENANT)
+    stack.start("worker-b")  # what rang for it meanwhile is to be heard
+    return problems
 
 
 def _submit_and_arm(stack: ChaosStack, cell: Cell) -> tuple[Submitted, Program]:

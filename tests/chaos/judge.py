@@ -15,7 +15,7 @@ from runtimes.registry import local_state
 from tests.chaos.execlog import Execution, overlaps, parse_uptimes, read_exec_log
 from tests.chaos.harness import ChaosStack, Submitted
 
-__all__ = ["Verdict", "judge", "left_behind", "untold"]
+__all__ = ["Verdict", "judge", "left_behind", "sandboxes_left", "untold"]
 
 TOLD_SECONDS = 120.0
 """For how long ends may be on their way to the receiver: what a dead sender had is due again after 91 s."""
@@ -82,9 +82,12 @@ def judge(
     verdict.lost += [
         f"{row['id']} is {row['state']} ({row['state_reason']})" for row in stack.rows(OPEN_WORK, ids=ids)
     ]
+    # Those of live sandboxes have none, and a witness of their own.
     by_name = {
         row["name"]: row["n"]
-        for row in stack.rows("SELECT name, count(*)::int AS n FROM batches GROUP BY name")
+        for row in stack.rows(
+            "SELECT name, count(*)::int AS n FROM batches WHERE NOT is_session GROUP BY name"
+        )
     }
     verdict.lost += [f"batch {batch.key} is not there" for batch in promised if batch.key not in by_name]
     verdict.doubled += [f"batch {name} is there {n} times" for name, n in by_name.items() if n > 1]
@@ -145,10 +148,11 @@ def left_behind(stack: ChaosStack) -> list[str]:
 
     Asked when nothing is submitted any more, with the workers alive: they have to clear away. I7 and I13 from outside.
     """
-    return _settled(lambda: [*_sandboxes_left(stack), *_messages_left(stack)], GONE_SECONDS)
+    return _settled(lambda: [*sandboxes_left(stack), *_messages_left(stack)], GONE_SECONDS)
 
 
-def _sandboxes_left(stack: ChaosStack) -> list[str]:
+def sandboxes_left(stack: ChaosStack) -> list[str]:
+    """What the runtimes' own lists have now of attempts that are over."""
     live = {
         f"sm-{row['trial_id']}-{row['fence']}"
         for row in stack.rows("SELECT trial_id, fence FROM attempts WHERE finished_at IS NULL")
