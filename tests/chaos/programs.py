@@ -1,6 +1,7 @@
 """The programs of the stack as the nursery runs them: the real ones, with unreliable bells and clocks where asked."""
 
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,14 +20,16 @@ from runtimes.base import Runtime
 from scheduler.bells import CeleryBellRinger
 from tests.chaos.execlog import ExecLogRuntime
 
-__all__ = ["PROGRAMS"]
+__all__ = ["JUMP_SIGNAL", "PROGRAMS"]
+
+JUMP_SIGNAL = signal.SIGUSR2
 
 OURS = ("api.", "core.", "repositories.", "runtimes.", "scheduler.", "services.", "workers.")
 
 
 def run_api(chaos: dict[str, Any]) -> None:
-    """chaos: port, skew_seconds."""
-    shift_clock(chaos.get("skew_seconds", 0.0))
+    """chaos: port, skew_seconds, jump_seconds."""
+    shift_clock(chaos.get("skew_seconds", 0.0), jump_seconds=chaos.get("jump_seconds"))
     uvicorn.run(
         "api.app:create_app",
         factory=True,
@@ -38,8 +41,8 @@ def run_api(chaos: dict[str, Any]) -> None:
 
 
 def run_scheduler(chaos: dict[str, Any]) -> None:
-    """chaos: dropped_bells, doubled_bells (shares from 0 to 1), skew_seconds."""
-    shift_clock(chaos.get("skew_seconds", 0.0))
+    """chaos: dropped_bells, doubled_bells (shares from 0 to 1), skew_seconds, jump_seconds."""
+    shift_clock(chaos.get("skew_seconds", 0.0), jump_seconds=chaos.get("jump_seconds"))
     dropped, doubled = chaos.get("dropped_bells", 0.0), chaos.get("doubled_bells", 0.0)
 
     class UnreliableRinger(CeleryBellRinger):
@@ -52,8 +55,8 @@ def run_scheduler(chaos: dict[str, Any]) -> None:
 
 
 def run_worker(chaos: dict[str, Any]) -> None:
-    """chaos: exec_log (file), orphan_seconds, skew_seconds."""
-    shift_clock(chaos.get("skew_seconds", 0.0))
+    """chaos: exec_log (file), orphan_seconds, skew_seconds, jump_seconds."""
+    shift_clock(chaos.get("skew_seconds", 0.0), jump_seconds=chaos.get("jump_seconds"))
     build = workers.process.node_runtimes
 
     def node_runtimes(settings: Settings) -> dict[str, Runtime]:
@@ -66,18 +69,24 @@ def run_worker(chaos: dict[str, Any]) -> None:
     workers.__main__.main()
 
 
-def shift_clock(seconds: float) -> None:
-    """Let this process believe in another time of day, as on a host whose clock is wrong. Monotonic time is right."""
-    if not seconds:
+def shift_clock(seconds: float, *, jump_seconds: float | None = None) -> None:
+    """Let this process believe in another time of day, as on a host whose clock is wrong. Monotonic time is right.
+
+    jump_seconds: what the shift becomes with JUMP_SIGNAL, as on a host whose clock somebody sets.
+    """
+    if not seconds and jump_seconds is None:
         return
+    shift = [seconds]
+    if jump_seconds is not None:
+        signal.signal(JUMP_SIGNAL, lambda *_: shift.__setitem__(0, jump_seconds))
     real_time, real_time_ns = time.time, time.time_ns
-    time.time = lambda: real_time() + seconds
-    time.time_ns = lambda: real_time_ns() + int(seconds * 1e9)
+    time.time = lambda: real_time() + shift[0]
+    time.time_ns = lambda: real_time_ns() + int(shift[0] * 1e9)
 
     class ShiftedDatetime(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + timedelta(seconds=seconds)
+            return datetime.now(tz) + timedelta(seconds=shift[0])
 
     for name, module in list(sys.modules.items()):
         if name.startswith(OURS) and getattr(module, "datetime", None) is datetime:
