@@ -3,6 +3,9 @@
 -- The line above a query names it: the invariant of docs/reliability.md, its own name, how it is judged, what is
 -- wrong with its rows. always: in every committed state. live: only while a scheduler leads and the database answers,
 -- `slack` seconds after the fact.
+--
+-- Time stands still within a query: read row by row, it would pass the edge of a window between the begin of an attempt
+-- and its end, and each later one would count one more than there were.
 
 -- I1 ends_twice always: a trial has more than one end
 SELECT e.trial_id::text AS subject, count(*) || ' ends' AS detail
@@ -55,10 +58,10 @@ WHERE e.fence < e.before;
 WITH moves AS (
   SELECT tenant_id, created_at AS at, 1 AS n, cpu_millicores::bigint AS cpu, memory_bytes AS memory, gpu::bigint,
          trial_id, fence
-  FROM attempts WHERE finished_at IS NULL OR finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at IS NULL OR finished_at > statement_timestamp() - make_interval(secs => %(window)s)
   UNION ALL
   SELECT tenant_id, finished_at, -1, -cpu_millicores, -memory_bytes, -gpu, trial_id, fence
-  FROM attempts WHERE finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at > statement_timestamp() - make_interval(secs => %(window)s)
 ), sums AS (
   SELECT tenant_id, at, n, trial_id, fence, sum(n) OVER w AS running, sum(cpu) OVER w AS cpu,
          sum(memory) OVER w AS memory, sum(gpu) OVER w AS gpu
@@ -69,17 +72,17 @@ SELECT s.trial_id::text AS subject,
        || s.gpu AS detail
 FROM sums s JOIN tenants t ON t.id = s.tenant_id
 WHERE s.n = 1 AND s.at > coalesce(t.limits_lowered_at, '-infinity')
-  AND s.at > clock_timestamp() - make_interval(secs => %(window)s)
+  AND s.at > statement_timestamp() - make_interval(secs => %(window)s)
   AND (s.running > t.max_running OR s.cpu > t.max_cpu_millicores OR s.memory > t.max_memory_bytes
        OR s.gpu > t.max_gpu);
 
 -- I4 queue_over_limit always: an attempt was started beyond the limit of its named queue
 WITH moves AS (
   SELECT queue, created_at AS at, 1 AS n, trial_id
-  FROM attempts WHERE finished_at IS NULL OR finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at IS NULL OR finished_at > statement_timestamp() - make_interval(secs => %(window)s)
   UNION ALL
   SELECT queue, finished_at, -1, trial_id
-  FROM attempts WHERE finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at > statement_timestamp() - make_interval(secs => %(window)s)
 ), sums AS (
   SELECT queue, at, n, trial_id, sum(n) OVER (PARTITION BY queue ORDER BY at, n ROWS UNBOUNDED PRECEDING) AS running
   FROM moves
@@ -87,7 +90,7 @@ WITH moves AS (
 SELECT s.trial_id::text AS subject, 'queue ' || q.name || ': running ' || s.running AS detail
 FROM sums s JOIN queues q ON q.name = s.queue
 WHERE s.n = 1 AND s.at > coalesce(q.limits_lowered_at, '-infinity')
-  AND s.at > clock_timestamp() - make_interval(secs => %(window)s) AND s.running > q.max_running;
+  AND s.at > statement_timestamp() - make_interval(secs => %(window)s) AND s.running > q.max_running;
 
 -- I4 batch_over_cap always: more trials of a batch are past its gate than it allows
 SELECT b.id::text AS subject, count(*) || ' are past it, allowed are ' || b.max_running AS detail
@@ -107,10 +110,10 @@ GROUP BY b.id, l.key, l.value HAVING count(*) > (b.max_per_label ->> l.key)::int
 WITH moves AS (
   SELECT node_id, created_at AS at, 1 AS n, slots, cpu_millicores::bigint AS cpu, memory_bytes AS memory, gpu::bigint,
          trial_id
-  FROM attempts WHERE finished_at IS NULL OR finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at IS NULL OR finished_at > statement_timestamp() - make_interval(secs => %(window)s)
   UNION ALL
   SELECT node_id, finished_at, -1, -slots, -cpu_millicores, -memory_bytes, -gpu, trial_id
-  FROM attempts WHERE finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  FROM attempts WHERE finished_at > statement_timestamp() - make_interval(secs => %(window)s)
 ), sums AS (
   SELECT node_id, at, n, trial_id, sum(slots) OVER w AS running, sum(cpu) OVER w AS cpu, sum(memory) OVER w AS memory,
          sum(gpu) OVER w AS gpu
@@ -121,53 +124,53 @@ SELECT s.trial_id::text AS subject,
        AS detail
 FROM sums s JOIN nodes n ON n.id = s.node_id
 WHERE s.n = 1 AND s.at > coalesce(n.limits_lowered_at, '-infinity')
-  AND s.at > clock_timestamp() - make_interval(secs => %(window)s)
+  AND s.at > statement_timestamp() - make_interval(secs => %(window)s)
   AND (s.running > n.slots OR s.cpu > n.cpu_millicores OR s.memory > n.memory_bytes OR s.gpu > n.gpu);
 
 -- I6 bell_unanswered live: nobody claimed an attempt, and nobody took it back
 SELECT trial_id::text AS subject, 'fence ' || fence || ' since ' || created_at AS detail
 FROM attempts WHERE state = 'dispatched'
-  AND start_deadline < clock_timestamp() - make_interval(secs => %(slack)s);
+  AND start_deadline < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I6 retry_overdue live: a retry is due and the trial still waits
 SELECT id::text AS subject, 'due at ' || run_at AS detail
-FROM trials WHERE state = 'retry_wait' AND run_at < clock_timestamp() - make_interval(secs => %(slack)s);
+FROM trials WHERE state = 'retry_wait' AND run_at < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I6 waits_past_deadline live: a trial waits longer than its deadlines allow
 SELECT id::text AS subject, state || ', deadline ' || deadline AS detail
 FROM trials
-WHERE state IN ('blocked', 'queued', 'retry_wait') AND deadline < clock_timestamp() - make_interval(secs => %(slack)s)
-  AND (started_at IS NULL OR total_deadline < clock_timestamp() - make_interval(secs => %(slack)s));
+WHERE state IN ('blocked', 'queued', 'retry_wait') AND deadline < statement_timestamp() - make_interval(secs => %(slack)s)
+  AND (started_at IS NULL OR total_deadline < statement_timestamp() - make_interval(secs => %(slack)s));
 
 -- I6 cancel_not_obeyed live: a trial is to be cancelled and still waits
 SELECT t.id::text AS subject, t.state AS detail
 FROM trials t WHERE t.desired = 'cancel' AND t.state IN ('blocked', 'paused', 'queued', 'retry_wait')
   AND NOT EXISTS (SELECT 1 FROM trial_events e WHERE e.trial_id = t.id
-                  AND e.at > clock_timestamp() - make_interval(secs => %(slack)s));
+                  AND e.at > statement_timestamp() - make_interval(secs => %(slack)s));
 
 -- I6 lease_not_ended live: a session lives on long after its lease
 SELECT s.id::text AS subject, 'lease until ' || s.lease_until AS detail
 FROM worker_sessions s
-WHERE s.ended_at IS NULL AND s.lease_until < clock_timestamp() - make_interval(secs => %(lease)s + %(slack)s);
+WHERE s.ended_at IS NULL AND s.lease_until < statement_timestamp() - make_interval(secs => %(lease)s + %(slack)s);
 
 -- I6 attempt_of_dead_session live: a session has ended, its attempt lives on, and nobody may adopt it any more
 SELECT a.trial_id::text AS subject, 'fence ' || a.fence || ', ended at ' || s.ended_at AS detail
 FROM attempts a JOIN worker_sessions s ON s.id = a.session_id
 WHERE a.state IN ('dispatched', 'starting', 'running', 'stopping', 'collecting') AND s.ended_at IS NOT NULL
-  AND greatest(s.ended_at, s.adoptable_until) < clock_timestamp() - make_interval(secs => %(slack)s);
+  AND greatest(s.ended_at, s.adoptable_until) < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I6 attempt_overdue live: an attempt is later than its owner may be, and nobody has taken it from there
 SELECT trial_id::text AS subject, 'fence ' || fence || ', ' || state || ', overdue at ' || overdue_at AS detail
 FROM attempts
 WHERE state IN ('starting', 'running', 'stopping', 'collecting')
-  AND overdue_at < clock_timestamp() - make_interval(secs => %(slack)s);
+  AND overdue_at < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I6 batch_not_ended live: all trials of a batch are finished and the batch is not
 SELECT b.id::text AS subject, 'last trial finished at ' || max(t.finished_at) AS detail
 FROM batches b JOIN trials t ON t.batch_id = b.id
 WHERE b.state = 'running'
 GROUP BY b.id
-HAVING bool_and(t.state = 'finished') AND max(t.finished_at) < clock_timestamp() - make_interval(secs => %(slack)s);
+HAVING bool_and(t.state = 'finished') AND max(t.finished_at) < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I6 queue_stands_still live: a trial waits, its tenant has room, a node is idle, and nothing has started for long
 SELECT DISTINCT ON (t.tenant_id) t.id::text AS subject, 'queued at ' || t.queued_at AS detail
@@ -177,10 +180,10 @@ JOIN tenants o ON o.id = t.tenant_id AND o.paused_at IS NULL AND o.rate_per_seco
   AND o.max_gpu IS NULL
 JOIN queues q ON q.name = t.queue AND q.paused_at IS NULL AND q.max_running IS NULL
 WHERE t.state = 'queued' AND t.desired = 'run' AND (t.cap_labels IS NULL OR t.is_admitted)
-  AND t.queued_at < clock_timestamp() - make_interval(secs => %(slack)s)
+  AND t.queued_at < statement_timestamp() - make_interval(secs => %(slack)s)
   AND o.max_running > (SELECT count(*) FROM attempts a WHERE a.tenant_id = o.id
                        AND a.state IN ('dispatched', 'starting', 'running', 'stopping', 'collecting'))
-  AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.created_at > clock_timestamp() - make_interval(secs => %(slack)s))
+  AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.created_at > statement_timestamp() - make_interval(secs => %(slack)s))
   AND EXISTS (
     SELECT 1 FROM nodes n
     WHERE n.cordoned_at IS NULL AND n.drained_at IS NULL AND t.runtime = ANY(n.runtimes) AND n.labels @> t.node_labels
@@ -188,16 +191,16 @@ WHERE t.state = 'queued' AND t.desired = 'run' AND (t.cap_labels IS NULL OR t.is
       AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.node_id = n.id
                       AND a.state IN ('dispatched', 'starting', 'running', 'stopping', 'collecting'))
       AND EXISTS (SELECT 1 FROM worker_sessions s WHERE s.node_id = n.id AND s.ended_at IS NULL AND NOT s.draining
-                  AND s.lease_until > clock_timestamp()
-                  AND s.created_at < clock_timestamp() - make_interval(secs => %(slack)s)))
+                  AND s.lease_until > statement_timestamp()
+                  AND s.created_at < statement_timestamp() - make_interval(secs => %(slack)s)))
 ORDER BY t.tenant_id, t.queued_at;
 
 -- I7 sandbox_left live: an attempt has ended and its sandbox is not gone, though its node works
 SELECT b.name AS subject, b.state || ', attempt ' || a.state || ' at ' || a.finished_at AS detail
 FROM sandboxes b JOIN attempts a ON a.trial_id = b.trial_id AND a.fence = b.fence
-WHERE b.state <> 'removed' AND a.finished_at < clock_timestamp() - make_interval(secs => 60 + %(slack)s)
+WHERE b.state <> 'removed' AND a.finished_at < statement_timestamp() - make_interval(secs => 60 + %(slack)s)
   AND EXISTS (SELECT 1 FROM worker_sessions s WHERE s.node_id = b.node_id AND s.ended_at IS NULL
-              AND s.lease_until > clock_timestamp() AND s.created_at < clock_timestamp() - interval '60 s');
+              AND s.lease_until > statement_timestamp() AND s.created_at < statement_timestamp() - interval '60 s');
 
 -- I8 retries_over_budget always: a trial was tried again more often than its job allows, which has no rules of its own
 SELECT t.id::text AS subject,
@@ -239,7 +242,7 @@ FROM attempts a WHERE a.state = 'finished' AND NOT EXISTS (
 SELECT t.id::text AS subject, 'trial finished at ' || t.finished_at || ', webhook ' || e.id AS detail
 FROM webhook_endpoints e JOIN trials t ON t.tenant_id = e.tenant_id
 WHERE e.deleted_at IS NULL AND e.disabled_at IS NULL AND 'trial.finished' = ANY(e.events)
-  AND t.finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  AND t.finished_at > statement_timestamp() - make_interval(secs => %(window)s)
   -- One that was being added at that moment may have missed it.
   AND t.finished_at > e.enabled_at + make_interval(secs => %(slack)s)
   AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d
@@ -248,7 +251,7 @@ UNION ALL
 SELECT b.id::text, 'batch finished at ' || b.finished_at || ', webhook ' || e.id
 FROM webhook_endpoints e JOIN batches b ON b.tenant_id = e.tenant_id
 WHERE e.deleted_at IS NULL AND e.disabled_at IS NULL AND 'batch.finished' = ANY(e.events)
-  AND b.state = 'finished' AND b.finished_at > clock_timestamp() - make_interval(secs => %(window)s)
+  AND b.state = 'finished' AND b.finished_at > statement_timestamp() - make_interval(secs => %(window)s)
   AND b.finished_at > e.enabled_at + make_interval(secs => %(slack)s)
   AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d
                   WHERE d.endpoint_id = e.id AND d.subject_id = b.id AND d.event = 'batch.finished' AND d.url IS NULL);
@@ -267,7 +270,7 @@ WHERE d.state = 'delivered' AND (d.tries = 0 OR d.last_status IS NULL OR d.last_
 SELECT d.id::text AS subject, 'webhook ' || e.id || ', deleted at ' || e.deleted_at AS detail
 FROM webhook_deliveries d JOIN webhook_endpoints e ON e.id = d.endpoint_id
 WHERE d.state = 'pending' AND e.deleted_at IS NOT NULL
-  AND greatest(d.next_try_at, e.deleted_at) < clock_timestamp() - make_interval(secs => 60 + %(slack)s);
+  AND greatest(d.next_try_at, e.deleted_at) < statement_timestamp() - make_interval(secs => 60 + %(slack)s);
 
 -- I12 trials_miscounted always: a job has not as many trials as it says, made or yet to be made
 SELECT j.id::text AS subject, coalesce(t.n, 0) || ' made, ' || j.tail_count || ' to be made, of ' || j.trial_count AS detail
@@ -330,7 +333,7 @@ FROM trials t WHERE t.outcome = 'error' AND t.failure ->> 'class' = 'infra' AND 
 SELECT a.trial_id::text AS subject, 'fence ' || a.fence || ', ' || a.reserved_cpu_seconds || ' s' AS detail
 FROM attempts a
 WHERE a.reserved_cpu_seconds IS NOT NULL AND a.charged_at IS NULL
-  AND a.finished_at < clock_timestamp() - make_interval(secs => 30 + %(slack)s);
+  AND a.finished_at < statement_timestamp() - make_interval(secs => 30 + %(slack)s);
 
 -- I13 blob_use_left always: something that is gone keeps a blob
 SELECT u.owner_id::text AS subject, u.digest AS detail
@@ -348,7 +351,7 @@ SELECT i.batch_id::text, 'batch_inbox' FROM batch_inbox i WHERE NOT EXISTS (SELE
 
 -- I13 session_left live: two sessions of one node are open
 SELECT s.node_id::text AS subject, count(*) || ' open sessions' AS detail
-FROM worker_sessions s WHERE s.ended_at IS NULL AND s.lease_until > clock_timestamp()
+FROM worker_sessions s WHERE s.ended_at IS NULL AND s.lease_until > statement_timestamp()
 GROUP BY s.node_id HAVING count(*) > 1;
 
 -- I14 trial_not_as_told always: the events of a trial do not lead to its present state
@@ -393,15 +396,15 @@ GROUP BY p.id, p.pool_max, p.updated_at HAVING count(*) > p.pool_max AND max(j.c
 SELECT s.trial_id::text AS subject, 'runs since ' || s.running_at AS detail
 FROM sandbox_sessions s
 WHERE s.is_warm AND s.state = 'Running'
-  AND s.running_at < clock_timestamp() - make_interval(secs => %(pool_age)s + %(slack)s);
+  AND s.running_at < statement_timestamp() - make_interval(secs => %(pool_age)s + %(slack)s);
 
 -- I15 member_without_pool live: a free member waits for a pool that is gone, or makes something else by now
 SELECT s.trial_id::text AS subject, s.state || ' since ' || s.state_at AS detail
 FROM sandbox_sessions s
 WHERE s.is_warm AND s.state IN ('Pending', 'Running')
-  AND s.state_at < clock_timestamp() - make_interval(secs => %(slack)s)
+  AND s.state_at < statement_timestamp() - make_interval(secs => %(slack)s)
   AND NOT EXISTS (SELECT 1 FROM sandbox_pools p WHERE p.id = s.pool_id AND (
-    p.revision = s.pool_revision OR p.updated_at > clock_timestamp() - make_interval(secs => %(slack)s)));
+    p.revision = s.pool_revision OR p.updated_at > statement_timestamp() - make_interval(secs => %(slack)s)));
 
 -- I16 session_missing always: a trial of a live sandbox has no sandbox
 SELECT t.id::text AS subject, t.state AS detail
@@ -415,7 +418,7 @@ FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id WHERE s.ended_at IS N
 -- I16 session_outlives_trial live: the trial of a live sandbox is over and the sandbox is not
 SELECT s.trial_id::text AS subject, s.state || ', the trial ended at ' || t.finished_at AS detail
 FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
-WHERE s.ended_at IS NULL AND t.finished_at < clock_timestamp() - make_interval(secs => %(slack)s);
+WHERE s.ended_at IS NULL AND t.finished_at < statement_timestamp() - make_interval(secs => %(slack)s);
 
 -- I16 session_runs_unstarted always: a live sandbox is said to run, and its trial waits or has no node
 SELECT s.trial_id::text AS subject, s.state || ', the trial ' || t.state AS detail
@@ -434,7 +437,7 @@ WHERE s.state IN ('Running', 'Pausing', 'Paused', 'Resuming') AND NOT EXISTS (
 SELECT s.trial_id::text AS subject, s.state || ' since ' || s.state_at AS detail
 FROM sandbox_sessions s
 WHERE s.state IN ('Pausing', 'Resuming', 'Stopping')
-  AND s.state_at < clock_timestamp() - make_interval(secs => 60 + %(slack)s);
+  AND s.state_at < statement_timestamp() - make_interval(secs => 60 + %(slack)s);
 
 -- I16 session_hidden_alive always: a live sandbox that somebody was given is said not to be there, and lives
 SELECT s.trial_id::text AS subject, s.state AS detail
@@ -444,7 +447,7 @@ FROM sandbox_sessions s WHERE s.hidden_at IS NOT NULL AND s.ended_at IS NULL AND
 SELECT s.trial_id::text AS subject, s.state || ', expired at ' || s.expires_at AS detail
 FROM sandbox_sessions s
 WHERE s.hidden_at IS NULL AND s.state <> 'Stopping'
-  AND s.expires_at < clock_timestamp() - make_interval(secs => 10 + %(slack)s);
+  AND s.expires_at < statement_timestamp() - make_interval(secs => 10 + %(slack)s);
 
 -- I16 session_not_as_told always: the events of a live sandbox do not tell of its acceptance and its present state
 SELECT s.trial_id::text AS subject, s.state || ' by ' || coalesce(s.state_reason, 'nothing') AS detail

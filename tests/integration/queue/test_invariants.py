@@ -193,6 +193,8 @@ ALL = [invariant.name for invariant in all_invariants()]
 def test_every_invariant_has_a_name_of_its_own_and_a_violation_here():
     assert len(ALL) == len(set(ALL)) >= 30
     assert set(ALL) == set(PLANTS)
+    # One moment for all of a query: see the head of the file.
+    assert [invariant.name for invariant in all_invariants() if "clock_timestamp" in invariant.sql] == []
 
 
 def test_each_planted_violation_is_found(world: QueueWorld, watch):
@@ -206,6 +208,28 @@ def test_a_quota_that_is_lowered_is_not_broken_by_what_runs(world: QueueWorld, w
     world.trials(1, 3)
     world.execute("UPDATE tenants SET max_running = 1")
     assert watch.ask() == []
+
+
+def test_the_edge_of_the_window_does_not_move_while_a_query_reads(world: QueueWorld, watch):
+    """Attempts one after the other, three in a millisecond, on both sides of the edge and over the seconds to come."""
+    asked = [invariant for invariant in all_invariants() if invariant.group in ("I4", "I5")]
+    with world.engine.connect() as connection:
+        execute_unguarded(
+            connection,
+            f"""
+            INSERT INTO attempts (trial_id, fence, id, number, tenant_id, node_id, queue, state, cpu_millicores,
+                                  memory_bytes, slots, start_deadline, created_at, finished_at)
+            SELECT a.trial_id, 100 + n, gen_random_uuid(), 2, a.tenant_id, a.node_id, a.queue, 'lost', 500, 1, 1,
+                   a.created_at, now() - interval '2 hours' + n * interval '300 us',
+                   now() - interval '2 hours' + n * interval '300 us' + interval '10 us'
+            FROM attempts a CROSS JOIN generate_series(0, 60000) n WHERE a.trial_id = {DONE}""",
+        )
+        for _ in range(5):
+            found = InvariantRepository(connection).violations(
+                asked, slack_seconds=60, lease_seconds=60, window_seconds=7200
+            )
+            assert [str(violation) for violation in found[:3]] == []
+        connection.rollback()
 
 
 @pytest.mark.breaks_invariants("tenant_over_quota", reason="plants it")
