@@ -7,7 +7,15 @@ from functools import partial
 import httpx
 import pytest
 
-from core.errors import DaemonError, NotSupportedError
+from core.errors import (
+    DaemonError,
+    ImageStoreFullError,
+    NodeDiskFullError,
+    NotSupportedError,
+    RegistryAuthError,
+    RegistryUnreachableError,
+    SandmillError,
+)
 from services.reaping import Reaper
 from services.session_sweeping import SessionSweeper
 from tests.integration.api.conftest import ApiWorld, make_settings, open_api
@@ -141,6 +149,34 @@ def test_pause_that_fails_is_told_and_leaves_it_running(api, node, runtime, erro
     assert state_of(api, made["id"]) == "Running"
     runtime.fails.clear()
     assert api.client.post(f"/v1/sandboxes/{made['id']}/pause").status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RegistryAuthError("the registry refuses: name a user who may pull"),
+            "DOCKER::SANDBOX_IMAGE_PULL_FAILED",
+        ),
+        (RegistryUnreachableError("the registry is not reached"), "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        (ImageStoreFullError(free_bytes=1 << 20, needed_bytes=2 << 20), "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        (NodeDiskFullError("the disk of the node is full"), "DOCKER::SANDBOX_START_FAILED"),
+        (DaemonError("the engine does not answer"), "DOCKER::SANDBOX_START_FAILED"),
+    ],
+    ids=lambda value: value.code if isinstance(value, SandmillError) else "",
+)
+def test_start_that_the_node_cannot_do_is_told_in_its_words(api, node, runtime, error, reason):
+    """Pull denied, registry away, disk full, engine away: said once, not tried for ever, and nothing is held."""
+    runtime.fails["create"] = error
+    made = create(api)
+    until(lambda: state_of(api, made["id"]) == "Failed")
+    status = get(api, made["id"]).json()["status"]
+    assert (status["reason"], status["message"]) == (reason, error.message)
+    until(lambda: holds_nothing(api))
+    assert runtime.calls.count("create") == 1
+    runtime.fails.clear()
+    again = create(api)
+    until(lambda: state_of(api, again["id"]) == "Running")
 
 
 def test_resume_that_fails_is_told_and_leaves_it_paused(api, node, runtime):
