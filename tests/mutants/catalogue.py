@@ -5,7 +5,9 @@ from dataclasses import dataclass
 __all__ = ["MUTANTS", "NOT_APPLICABLE", "Mutant"]
 
 QUEUE = "tests/integration/queue"
-POOLS = "tests/integration/api/test_pools.py"
+API = "tests/integration/api"
+POOLS = f"{API}/test_pools.py"
+OFFERS = f"{API}/test_wire_offers.py"
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,52 @@ MUTANTS = (
         "is not Probe.DEAD:",
         "is not None:",
         (f"{POOLS}::test_a_member_is_asked_before_it_is_given_and_one_that_does_not_answer_is_ended",),
+    ),
+    Mutant(
+        "wire: an early answer is lost in a reset",
+        "api/lingering.py",
+        "if _is_last(message) and not self._is_over:",
+        "if False:",
+        (f"{API}/test_errors.py::test_an_early_answer_reaches_a_client_that_closes_and_first_sends_all",),
+    ),
+    Mutant(
+        "wire: what a runtime can do nothing with is taken",
+        "services/runtime_offers.py",
+        "        if is_asked:\n",
+        "        if False:\n",
+        (f"{OFFERS}::test_what_a_runtime_can_do_nothing_with_is_refused",),
+    ),
+    Mutant(
+        "wire: a runtime that no node offers is taken",
+        "services/runtime_offers.py",
+        "    if not offers:\n",
+        "    if True:\n",
+        (
+            f"{OFFERS}::test_runtime_that_no_node_offers_is_refused",
+            f"{OFFERS}::test_more_gpus_than_any_node_has_are_refused",
+            f"{OFFERS}::test_platform_that_no_node_has_is_refused_and_another_is_placed",
+        ),
+    ),
+    Mutant(
+        "wire: a state that is none matches nothing",
+        "api/wire/requests.py",
+        "    if unknown is not None:\n",
+        "    if False:\n",
+        (f"{API}/test_wire_calls.py::test_state_that_is_none_is_refused_by_name",),
+    ),
+    Mutant(
+        "wire: an expiry beyond all measure",
+        "services/live_sandboxes.py",
+        "if left > timedelta(seconds=MAX_TIMEOUT_SECONDS):",
+        "if False:",
+        (f"{API}/test_wire_calls.py::test_expiry_that_cannot_be_is_refused",),
+    ),
+    Mutant(
+        "live: what never came to be is held for ever",
+        "workers/node.py",
+        "for name in ended.difference(handle.name for handle in there):",
+        "for name in set[str]():",
+        ("tests/integration/worker/test_sweep.py::test_what_is_over_and_nowhere_to_be_found_is_gone",),
     ),
 )
 
