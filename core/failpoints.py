@@ -55,6 +55,8 @@ POINTS = frozenset(
         "worker.before_finish",
         "worker.after_finish",
         "worker.before_ack",
+        "member.before_take",
+        "member.after_take",
         "session.before_create",
         "session.after_create",
         "session.after_running",

@@ -26,6 +26,8 @@ __all__ = [
     "INGRESS_CONNECT_SECONDS",
     "INGRESS_REFUSED",
     "INGRESS_RELAYED",
+    "JOB_POOL_CLAIMS",
+    "JOB_POOL_CLAIM_SECONDS",
     "LEADER",
     "LEADER_CHANGES",
     "LEAKED",
@@ -130,6 +132,19 @@ HEARTBEATS = Counter(
     "sandmill_heartbeats", "Renewals of the lease: ok, failed, or lost with the session.", ["result"],
     registry=REGISTRY,
 )  # fmt: skip
+JOB_POOL_CLAIMS = Counter(
+    "sandmill_job_pool_claims",
+    "Attempts of jobs that a warm pool with members on this node could give a sandbox: hit; dead (a member that did "
+    "not answer, so another was tried); miss (none was free: one was started).",
+    ["result"],
+    registry=REGISTRY,
+)
+JOB_POOL_CLAIM_SECONDS = Histogram(
+    "sandmill_job_pool_claim_seconds",
+    "From an attempt that wants a sandbox to a member of a pool that is its own.",
+    buckets=_FAST,
+    registry=REGISTRY,
+)
 LIVE_SANDBOXES = Gauge("sandmill_live_sandboxes", "Live sandboxes kept here.", registry=REGISTRY)
 LEAKED = Gauge(
     "sandmill_leaked",

@@ -408,6 +408,8 @@ class Attempt(Base):
     # When even its worker has had its time: the scheduler then takes the attempt away. Set by claim and start.
     overdue_at: Mapped[datetime | None]
     last_rung_at: Mapped[datetime | None]
+    # Of the sandbox it was given out of a warm pool; NULL: its own, `sm-<trial>-<fence>`.
+    sandbox_name: Mapped[str | None]
     # Which step runs and what came of the ones before: what another worker needs to go on with it.
     progress: Mapped[dict[str, Any] | None]
     # How often in quick succession it was taken over by the next worker of its node, and when last.

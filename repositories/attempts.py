@@ -59,7 +59,8 @@ SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, 
        extract(epoch FROM c.start_deadline - clock_timestamp())::float8 AS start_left_seconds,
        extract(epoch FROM clock_timestamp() - t.queued_at)::float8 AS waited_seconds,
        extract(epoch FROM c.run_deadline - clock_timestamp())::float8 AS run_left_seconds,
-       extract(epoch FROM clock_timestamp() - c.claimed_at)::float8 AS elapsed_seconds, c.state, c.progress
+       extract(epoch FROM clock_timestamp() - c.claimed_at)::float8 AS elapsed_seconds, c.state, c.progress,
+       c.sandbox_name AS given_sandbox
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
 """
 
@@ -197,7 +198,7 @@ class ClaimedAttempt:
     total_left_seconds: until the trial's total deadline; None before the first start. start_left_seconds: until the
     attempt has to be running. run_left_seconds: until its steps have to be over, once it is. elapsed_seconds: since the
     first claim. All by the database's clock, at the claim. state, progress: of one that was adopted; a new one is in
-    state `starting`.
+    state `starting`. given_sandbox: the name of the sandbox it was given out of a warm pool, if it was.
     """
 
     attempt_id: UUID
@@ -225,11 +226,12 @@ class ClaimedAttempt:
     elapsed_seconds: float = 0.0
     state: str = "starting"
     progress: dict[str, Any] | None = None
+    given_sandbox: str | None = None
 
     @property
     def sandbox_name(self) -> str:
-        """The deterministic name by which the sandbox is found again."""
-        return sandbox_name(self.trial_id, self.fence)
+        """The name by which its sandbox is found again: the one way from an attempt to its sandbox."""
+        return self.given_sandbox or sandbox_name(self.trial_id, self.fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class AttemptEnd:
 
 
 def sandbox_name(trial_id: UUID, fence: int) -> str:
-    """Name the sandbox of one attempt: `sm-<trial>-<fence>`."""
+    """Name the sandbox that is made for one attempt: `sm-<trial>-<fence>`. It may use another: `ClaimedAttempt`."""
     return f"sm-{trial_id}-{fence}"
 
 

@@ -406,6 +406,35 @@ WHERE s.is_warm AND s.state IN ('Pending', 'Running')
   AND NOT EXISTS (SELECT 1 FROM sandbox_pools p WHERE p.id = s.pool_id AND (
     p.revision = s.pool_revision OR p.updated_at > statement_timestamp() - make_interval(secs => %(slack)s)));
 
+-- I15 member_used_twice always: a sandbox of a pool was given to more than one attempt, or to a create as well
+SELECT a.sandbox_name AS subject, count(*) || ' times' AS detail
+FROM attempts a WHERE a.sandbox_name IS NOT NULL GROUP BY a.sandbox_name HAVING count(*) > 1
+UNION ALL
+SELECT a.sandbox_name, 'also to a create' FROM attempts a JOIN sandbox_sessions s ON s.sandbox_name = a.sandbox_name
+WHERE a.sandbox_name IS NOT NULL AND EXISTS (
+  SELECT 1 FROM sandbox_events e WHERE e.trial_id = s.trial_id AND e.reason = 'POOL_ALLOCATED');
+
+-- I15 given_and_kept always: an attempt has the sandbox of a member that is not over, is another tenant's or of the other form
+SELECT a.trial_id::text AS subject, a.sandbox_name || ' is ' || s.state || ' by ' || coalesce(s.end_reason, 'nothing') AS detail
+FROM attempts a JOIN sandbox_sessions s ON s.sandbox_name = a.sandbox_name
+JOIN trials t ON t.id = s.trial_id JOIN jobs j ON j.id = t.job_id
+WHERE a.sandbox_name IS NOT NULL AND (
+  s.ended_at IS NULL OR s.end_reason <> 'POOL_GIVEN_TO_JOB' OR s.tenant_id <> a.tenant_id OR s.node_id <> a.node_id
+  OR t.state <> 'finished' OR NOT j.spec ? 'job_workdir');
+
+-- I15 given_to_nobody always: a member is over since a job was given it, and no attempt is known to have been
+SELECT s.trial_id::text AS subject, s.state_message AS detail
+FROM sandbox_sessions s
+WHERE s.end_reason = 'POOL_GIVEN_TO_JOB'
+  AND NOT EXISTS (SELECT 1 FROM sandboxes b JOIN attempts a ON a.trial_id = b.trial_id AND a.fence = b.fence
+                  WHERE b.name = s.sandbox_name AND a.trial_id <> s.trial_id)
+  AND EXISTS (SELECT 1 FROM sandboxes b WHERE b.name = s.sandbox_name);
+
+-- I15 job_member_shown always: somebody sees a sandbox that is of the form of jobs
+SELECT s.trial_id::text AS subject, s.state AS detail
+FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id JOIN jobs j ON j.id = t.job_id
+WHERE s.hidden_at IS NULL AND j.spec ? 'job_workdir';
+
 -- I16 session_missing always: a trial of a live sandbox has no sandbox
 SELECT t.id::text AS subject, t.state AS detail
 FROM trials t JOIN jobs j ON j.id = t.job_id

@@ -58,14 +58,15 @@ WHERE id = %(id)s AND tenant_id = %(tenant_id)s
 
 _DELETE = "DELETE FROM sandbox_pools WHERE id = %(id)s AND tenant_id = %(tenant_id)s"
 
-# The longest warm first. On a node that takes work: what waits on another one may be about to end with it. Locked rows
-# are somebody else's already. The expiry and the start of the sandbox's life are one moment.
+# Never one that is for jobs, whichever pools are named. The longest warm first. On a node that takes work: what waits
+# on another one may be about to end with it. Locked rows are somebody else's already. The expiry and the start of the
+# sandbox's life are one moment.
 _TAKE = f"""
 WITH picked AS (
   SELECT s.trial_id, p.metadata FROM sandbox_pools p
   JOIN sandbox_sessions s ON s.pool_id = p.id AND s.pool_revision = p.revision
   JOIN nodes n ON n.id = s.node_id
-  WHERE p.tenant_id = %(tenant_id)s AND p.id = ANY(%(pools)s::uuid[])
+  WHERE p.tenant_id = %(tenant_id)s AND p.id = ANY(%(pools)s::uuid[]) AND NOT p.spec ? 'job_workdir'
     AND s.is_warm AND s.ended_at IS NULL AND s.state = 'Running' AND {TAKES_WORK}
   ORDER BY s.running_at LIMIT 1 FOR UPDATE OF s SKIP LOCKED
 ), taken AS (

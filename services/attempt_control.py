@@ -45,6 +45,7 @@ class AttemptControl:
 
     `stop` is set for a graceful end: the command gets TERM, then KILL after the grace. A kill removes the sandbox
     from outside, which also works when execd does not listen any more. is_kept: its sandbox outlives this process.
+    given_sandbox: the name of the one it has, or is about to have, out of a warm pool.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class AttemptControl:
         self.reason: StopReason | None = None
         self._step_stop = threading.Event()
         self.is_kept = False
+        self.given_sandbox: str | None = None
         self._lock = threading.Lock()
         self._whole = threading.Lock()
         self._kill: Callable[[], None] | None = None

@@ -37,6 +37,7 @@ from services.attempt_endings import (
     unknown_failure,
 )
 from services.attempt_journal import AttemptJournal
+from services.attempt_members import MemberSource, MemberTaker
 from services.attempt_progress import Progress, boot_seconds
 from services.attempt_sandbox import AttemptSandbox
 from services.attempt_steps import ArtifactCollector, SandboxSpoiledError, SandboxTools, StepRunner
@@ -57,6 +58,7 @@ class WorkerParts:
     """What all attempts of a worker share. runtimes: by name, those this node offers. rng: for jitter.
 
     journal: where notes for the next worker of this node are kept; None: it could not go on with anything.
+    members: of warm pools for jobs; None: there are none here.
     """
 
     statements: AttemptStatements
@@ -68,6 +70,7 @@ class WorkerParts:
     journal: AttemptJournal | None = None
     rng: Random = field(default_factory=Random)
     images: SeenImages = field(default_factory=SeenImages)
+    members: MemberSource | None = None
 
 
 class AttemptRunner:
@@ -102,9 +105,11 @@ class AttemptRunner:
         with span(
             "attempt", parent=claimed.traceparent, link=rung_by, kind="consumer", attributes=attributes
         ):
-            self._run(claimed, session_id, control)
+            self._run(claimed, session_id, control, is_adopted=is_adopted)
 
-    def _run(self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl) -> None:
+    def _run(
+        self, claimed: ClaimedAttempt, session_id: UUID, control: AttemptControl, *, is_adopted: bool
+    ) -> None:
         spec = self._specs.get(claimed)
         logs, journal = self._parts.logs, self._parts.journal
         runtime = self._parts.runtimes.get(claimed.runtime)
@@ -118,7 +123,16 @@ class AttemptRunner:
             cap_bytes=self._parts.log_cap_bytes,
             spool=journal.spool(claimed.attempt_id) if journal else None,
         )
-        run = _Run(self._parts, claimed, session_id, control=control, spec=spec, pump=pump, journal=journal)
+        run = _Run(
+            self._parts,
+            claimed,
+            session_id,
+            control=control,
+            spec=spec,
+            pump=pump,
+            journal=journal,
+            is_adopted=is_adopted,
+        )
         try:
             run.execute()
         except DisownedError:
@@ -166,22 +180,30 @@ class _Run:
         spec: JobSpec,
         pump: LogPump,
         journal: AttemptJournal | None,
+        is_adopted: bool,
     ) -> None:
         self._parts = parts
         self._journal = journal
-        self._claimed = claimed
         self._session_id = session_id
         self._control = control
         self._spec = spec
         self._pump = pump
         self._writer = AttemptWriter(parts.statements, control)
         self._clock = AttemptClock(claimed, spec.timeouts, control)
+        # One that an earlier worker began to make itself is not exchanged for a member.
+        taker = None
+        if parts.members is not None and not is_adopted:
+            taker = MemberTaker(
+                parts.members, self._writer, control, node_id=parts.node_id, session_id=session_id
+            )
         self._sandbox = AttemptSandbox(
             parts.runtimes.get(claimed.runtime),
             claimed,
             spec,
             node_id=parts.node_id,
             session_id=session_id,
+            writer=self._writer,
+            taker=taker,
         )
         # What has begun to run is gone on with; a start is simply made again.
         self._is_resumed = claimed.state != AttemptState.STARTING
@@ -190,6 +212,11 @@ class _Run:
         self._progress: Progress | None = None
         self._collector: ArtifactCollector | None = None
         self._runner: StepRunner | None = None
+
+    @property
+    def _claimed(self) -> ClaimedAttempt:
+        """The attempt with the sandbox that it has now."""
+        return self._sandbox.claimed
 
     def execute(self) -> None:
         """Run, then write the end."""

@@ -1,14 +1,20 @@
-"""The sandbox of one attempt: made, or found again where another worker of the node has made it; measured; removed."""
+"""The sandbox of one attempt: made, given by a warm pool, or found again where another worker had it; and removed."""
 
 import time
+from dataclasses import replace
 from uuid import UUID
 
 from core.errors import NodeLostError, RunFailure, RuntimeUnavailableError
+from core.failpoints import failpoint
 from core.logging import get_logger
 from core.metrics import SANDBOX_START_SECONDS
 from core.tracing import span
 from repositories.attempts import ClaimedAttempt
-from runtimes.base import ResourceLimits, Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from repositories.job_members import JobMemberRepository
+from runtimes.base import Runtime, SandboxHandle, SandboxSpec, SandboxStats
+from services.attempt_members import MemberTaker, answers
+from services.attempt_writes import AttemptWriter, DisownedError
+from services.job_sandbox import to_job_sandbox
 from services.jobspec import JobSpec
 
 __all__ = ["AttemptSandbox"]
@@ -17,7 +23,7 @@ log = get_logger(__name__)
 
 
 class AttemptSandbox:
-    """At most one sandbox, under the name that every worker knows it by."""
+    """At most one sandbox, under the name that every worker knows it by: that of `claimed`."""
 
     def __init__(
         self,
@@ -27,14 +33,26 @@ class AttemptSandbox:
         *,
         node_id: UUID,
         session_id: UUID,
+        writer: AttemptWriter,
+        taker: MemberTaker | None = None,
     ) -> None:
-        """runtime: None if this node does not offer it, which `create` and `find` then say."""
+        """runtime: None if this node does not offer it, which `create` and `find` then say. writer: of the attempt.
+
+        taker: finds it a member of a warm pool; None: it is not to have one.
+        """
         self._offered = runtime
         self._claimed = claimed
+        self._writer = writer
+        self._taker = taker
         self._spec = spec
         self._node_id = node_id
         self._session_id = session_id
         self._handle: SandboxHandle | None = None
+
+    @property
+    def claimed(self) -> ClaimedAttempt:
+        """The attempt, with the name of the sandbox that it has now."""
+        return self._claimed
 
     @property
     def runtime(self) -> Runtime:
@@ -44,11 +62,51 @@ class AttemptSandbox:
         return self._offered
 
     def create(self, *, timeout_seconds: float) -> SandboxHandle:
-        """Make it; one that another worker has made for this attempt is taken as it is. Raises RunFailure."""
+        """Make it, or have a member of a pool instead; one that another worker had for this attempt is taken as it is.
+
+        Raises RunFailure, DisownedError.
+        """
         runtime = self.runtime
+        given = self._given(runtime)
+        if given is not None:
+            self._handle = given
+            failpoint("member.after_take")
+            return given
         with span("sandbox.create"), SANDBOX_START_SECONDS.labels(runtime.name).time():
             self._handle = runtime.create(self._to_spec(), timeout_seconds=max(0.1, timeout_seconds))
         return self._handle
+
+    def _given(self, runtime: Runtime) -> SandboxHandle | None:
+        """Give the member of a pool that the attempt has, or can have. None: it needs one of its own."""
+        if self._claimed.given_sandbox is not None:
+            return self._still_given(runtime)
+        if self._taker is None:
+            return None
+        taken = self._taker.take(self._claimed, self._to_spec(), runtime)
+        if taken is None:
+            return None
+        self._claimed, handle = taken
+        return handle
+
+    def _still_given(self, runtime: Runtime) -> SandboxHandle | None:
+        """Find what an earlier worker was given for this attempt; what does not answer any more is removed."""
+        handle = runtime.find(self._claimed.sandbox_name)
+        if handle is not None and answers(runtime, handle):
+            return handle
+        log.warning("given_sandbox_dead", sandbox=self._claimed.sandbox_name)
+        self._handle = handle
+        is_removed = self.remove()
+        self._handle = None
+        claimed, session_id = self._claimed, self._session_id
+        is_mine = self._writer.ask(
+            lambda connection: JobMemberRepository(connection).go_own_way(
+                claimed, session_id, is_removed=is_removed
+            )
+        )
+        if not is_mine:
+            raise DisownedError
+        self._claimed = replace(claimed, given_sandbox=None)
+        return None
 
     def find(self) -> SandboxHandle:
         """Find what another worker has made. Raises NodeLostError."""
@@ -90,20 +148,13 @@ class AttemptSandbox:
         return env
 
     def _to_spec(self) -> SandboxSpec:
-        resources = self._spec.resources
         claimed = self._claimed
-        return SandboxSpec(
-            name=claimed.sandbox_name,
-            image=self._spec.image,
-            limits=ResourceLimits(
-                cpu_millicores=resources.cpu_millicores,
-                memory_bytes=resources.memory_bytes,
-                disk_bytes=resources.disk_bytes,
-                pids=resources.pids,
-                gpu=resources.gpu,
-            ),
-            env=self.environment(),
+        return to_job_sandbox(
+            claimed.sandbox_name,
+            self._spec.image,
+            self._spec.resources,
             workdir=self._spec.workdir,
+            env=self.environment(),
             labels={
                 "sandmill.trial": str(claimed.trial_id),
                 "sandmill.fence": str(claimed.fence),

@@ -14,6 +14,7 @@ __all__ = [
     "SessionEnd",
     "died",
     "failed_start",
+    "silent",
     "to_session_attempt_end",
     "unknown_end",
     "unswitched",
@@ -100,6 +101,12 @@ def died(exit_code: int | None, message: str, *, is_gone: bool) -> SessionEnd:
         else f"its first process ended{'' if exit_code is None else f' with exit code {exit_code}'}"
     )
     return SessionEnd("CONTAINER_EXITED_ERROR", text, _infra("sandbox_died", text))
+
+
+def silent() -> SessionEnd:
+    """Of a member of a pool that did not answer when somebody was to be given it."""
+    text = "it did not answer when a job was to be given it"
+    return SessionEnd("POOL_MEMBER_DEAD", text, _infra("sandbox_died", text))
 
 
 def unswitched(error: SandmillError, *, pauses: bool) -> str:

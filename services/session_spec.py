@@ -45,7 +45,8 @@ class SessionSpec:
     """A live sandbox. image: as its runtime knows it, `snapshot:NAME` included. open_files: per process.
 
     entrypoint: started in the background once execd answers; empty: nothing is. platform: as in `linux/amd64`.
-    timeouts: only queue and start count.
+    timeouts: only queue and start count. job_workdir: None, but for a member of a pool whose members are for jobs: it
+    has the form of a job's sandbox, with this workdir, and is never anybody's live sandbox.
     """
 
     image: str
@@ -59,6 +60,7 @@ class SessionSpec:
     timeouts: Timeouts = _TIMEOUTS
     # For losses before it ran. What has run has a state that nobody can make again, so it is not run anew.
     retry: RetryBudget = _RETRY
+    job_workdir: str | None = None
 
     @property
     def digest(self) -> str:
@@ -68,7 +70,11 @@ class SessionSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Give plain JSON values, as stored in `jobs.spec`."""
-        return {"kind": KIND, **asdict(self)}
+        value = {"kind": KIND, **asdict(self)}
+        if self.job_workdir is None:
+            # As it was before there was the field: the keys of pools that are there stay what they are.
+            del value["job_workdir"]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "SessionSpec":

@@ -1,7 +1,8 @@
 """A live sandbox from claim to running: what is made, from what, and what is told meanwhile."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from core.errors import NodeLostError, RunFailure, RuntimeUnavailableError
@@ -20,10 +21,18 @@ from runtimes.base import (
     VolumeClaim,
     VolumeMount,
 )
+from services.job_sandbox import sandbox_key, to_job_sandbox
 from services.live_sandboxes import image_auth_purpose
 from services.session_spec import SessionSpec, Volume
 
-__all__ = ["ProgressNotes", "find_sandbox", "remove_sandbox", "start_sandbox", "to_sandbox_spec"]
+__all__ = [
+    "ProgressNotes",
+    "find_sandbox",
+    "member_key",
+    "remove_sandbox",
+    "start_sandbox",
+    "to_sandbox_spec",
+]
 
 log = get_logger(__name__)
 
@@ -95,6 +104,15 @@ def to_sandbox_spec(
 
     ready_seconds: from its image being there until it answers.
     """
+    labels = {
+        "sandmill.trial": str(claimed.trial_id),
+        "sandmill.fence": str(claimed.fence),
+        "sandmill.node": str(node_id),
+        "sandmill.session": str(session_id),
+    }
+    if spec.job_workdir is not None:
+        made = _for_jobs(claimed.sandbox_name, spec, spec.job_workdir, labels)
+        return replace(made, ready_seconds=ready_seconds)
     resources = spec.resources
     auth = None
     if kept.image_auth is not None:
@@ -112,12 +130,7 @@ def to_sandbox_spec(
             gpu=resources.gpu,
         ),
         env=spec.env,
-        labels={
-            "sandmill.trial": str(claimed.trial_id),
-            "sandmill.fence": str(claimed.fence),
-            "sandmill.node": str(node_id),
-            "sandmill.session": str(session_id),
-        },
+        labels=labels,
         # Nobody is judged by what runs here: its user may steer it in every way.
         is_sealed=False,
         is_writable=True,
@@ -128,6 +141,18 @@ def to_sandbox_spec(
         oci_runtime=spec.oci_runtime,
         ready_seconds=ready_seconds,
     )
+
+
+def member_key(claimed: ClaimedAttempt) -> str | None:
+    """Give the `sandbox_key` of a member that is for jobs. None: it is a live sandbox, or has variables of its own."""
+    spec = SessionSpec.from_json(claimed.spec)
+    if spec.job_workdir is None or spec.env:
+        return None
+    return sandbox_key(_for_jobs(claimed.sandbox_name, spec, spec.job_workdir, {}))
+
+
+def _for_jobs(name: str, spec: SessionSpec, workdir: str, labels: Mapping[str, str]) -> SandboxSpec:
+    return to_job_sandbox(name, spec.image, spec.resources, workdir=workdir, env=spec.env, labels=labels)
 
 
 def _mount(volume: Volume, *, owner: str) -> VolumeMount:

@@ -107,6 +107,18 @@ class NodeWorker:
         self._blobs = BlobStore(settings.home_path / "blobs")
         self._live_log = LivePublisher(self._redis)
         self._logs = LogWriter(self._engine, self._live_log.publish, node_id=identity.id)
+        self._sessions = SessionKeeper(
+            self._engine,
+            self._attempts,
+            runtimes,
+            node_id=identity.id,
+            box=make_box(settings),
+            tell=self._wake.sandbox,
+            tell_pools=self._wake.pools,
+            note_image=self._images.note,
+            ready_seconds=settings.sandbox_start_timeout_seconds,
+            on_end=self._leave,
+        )
         self._runner = AttemptRunner(
             WorkerParts(
                 statements=self._attempts,
@@ -117,17 +129,8 @@ class NodeWorker:
                 log_cap_bytes=settings.log_cap_bytes,
                 images=self._images,
                 journal=self._journal,
+                members=self._sessions.members,
             )
-        )
-        self._sessions = SessionKeeper(
-            self._engine,
-            self._attempts,
-            runtimes,
-            node_id=identity.id,
-            box=make_box(settings),
-            tell=self._wake.sandbox,
-            on_end=self._leave,
-            ready_seconds=settings.sandbox_start_timeout_seconds,
         )
         self._regrades = RegradeLoop(Regrader(self._engine, self._blobs))
         self._fallback = ThreadPoolExecutor(settings.worker_slots, thread_name_prefix="unrung")
@@ -191,6 +194,7 @@ class NodeWorker:
         for claimed in adopted:
             control = self._registry.enter(claimed.trial_id, claimed.fence)
             if control is not None:
+                control.given_sandbox = claimed.given_sandbox
                 self._registry.mark_claimed(claimed.trial_id, claimed.fence)
                 self._adopted.append((claimed, control))
         if adopted:
@@ -389,6 +393,9 @@ class NodeWorker:
             log.info("rest_collected", runtime=runtime.name, count=removed)
 
     def _runs(self, handle: SandboxHandle) -> bool:
+        """Whether it is wanted: by the attempt it was made for, or by one that it was given to."""
+        if self._registry.has_sandbox(handle.name):
+            return True
         trial, fence = handle.labels.get("sandmill.trial", ""), handle.labels.get("sandmill.fence", "")
         try:
             return self._registry.contains(UUID(trial), int(fence))

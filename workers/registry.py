@@ -48,6 +48,11 @@ class AttemptRegistry:
         with self._lock:
             return (trial_id, fence) in self._running
 
+    def has_sandbox(self, name: str) -> bool:
+        """Whether an attempt here was given the sandbox of this name."""
+        with self._lock:
+            return any(control.given_sandbox == name for control in self._running.values())
+
     def stop_all(self, reason: StopReason) -> int:
         """Stop everything for one reason; gives how many."""
         with self._lock:

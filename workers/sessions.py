@@ -24,6 +24,7 @@ from core.sealing import SecretBox
 from models.snapshots import SnapshotState
 from models.states import AttemptState
 from repositories.attempts import AttemptRepository, ClaimedAttempt
+from repositories.job_members import Member
 from repositories.sandbox_outputs import WantedOutput
 from repositories.session_keeping import SessionKeepingRepository, Wish
 from repositories.sessions import SessionRepository
@@ -38,6 +39,7 @@ from services.session_endings import (
     SessionEnd,
     died,
     failed_start,
+    silent,
     to_session_attempt_end,
     unknown_end,
     unswitched,
@@ -47,12 +49,14 @@ from services.session_spec import KIND, SessionSpec
 from services.session_starting import (
     ProgressNotes,
     find_sandbox,
+    member_key,
     remove_sandbox,
     start_sandbox,
     to_sandbox_spec,
 )
 from workers.outputs import Entrypoint, OutputKeeper
 from workers.snapshots import SnapshotKeeper
+from workers.spare_members import Spare, SpareMembers
 
 __all__ = ["SessionKeeper", "is_session"]
 
@@ -93,7 +97,7 @@ class _Start:
 class _Live:
     """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held.
 
-    taken_at: as of its start.
+    taken_at: as of its start. is_held: it is about to be, or was, given to an attempt, which alone removes it then.
     """
 
     claimed: ClaimedAttempt
@@ -104,6 +108,7 @@ class _Live:
     entrypoint: Entrypoint
     taken_at: float
     is_busy: bool = False
+    is_held: bool = False
     is_paused: bool = False
     obeyed: int = -1
     looked_at: float = field(default_factory=time.monotonic)
@@ -123,10 +128,14 @@ class SessionKeeper:
         tell: Callable[[UUID], None],
         on_end: Callable[[ClaimedAttempt], None],
         ready_seconds: float = 60.0,
+        tell_pools: Callable[[], None] = lambda: None,
+        note_image: Callable[[str], None] = lambda _: None,
     ) -> None:
         """box: opens registry credentials. tell: called with a sandbox's id after each change, for those who wait.
 
         on_end: called when nothing of an attempt is left here. ready_seconds: of a start, once its image is there.
+        tell_pools: called when an attempt was given a member. note_image: called with the image of each member that
+        waits here for a job.
         """
         self._engine = engine
         self._attempts = attempts
@@ -138,6 +147,8 @@ class SessionKeeper:
         self._tell = tell
         self._on_end = on_end
         self._ready_seconds = ready_seconds
+        self._note_image = note_image
+        self.members = SpareMembers(tell=tell_pools)
         self._outputs = OutputKeeper(self._statements, node_id=node_id, tell=tell)
         self._snapshots = SnapshotKeeper(self._statements, runtimes, node_id=node_id, tell=tell)
         self._lock = threading.Lock()
@@ -245,6 +256,7 @@ class SessionKeeper:
         with self._lock:
             self._live[claimed.trial_id] = live
         LIVE_SANDBOXES.set(len(self))
+        self._offer(live)
         self._tell(claimed.trial_id)
         if pool_id is not None:
             self._tell(pool_id)  # for those who wait for a member
@@ -268,9 +280,57 @@ class SessionKeeper:
 
         Before any other end, what is to be kept of it is kept.
         """
-        if live.control.disowned:
+        with self._lock:
+            is_ours = not live.is_held
+        if live.control.disowned and is_ours:
             live.runtime.remove(live.handle)
         self.wake()
+
+    def _offer(self, live: _Live) -> None:
+        """Let attempts have it, if it is a member for jobs: nobody else is ever given those."""
+        key = member_key(live.claimed)
+        if key is None:
+            return
+        self._note_image(str(live.claimed.spec["image"]))
+        self.members.put(
+            Spare(
+                kind=(live.claimed.tenant_id, live.runtime.name, key),
+                handle=live.handle,
+                member=Member(live.claimed, live.session_id, live.handle.name),
+                seize=lambda: self._seize(live),
+                put_back=lambda: self._put_back(live),
+                gone=lambda: self._let_go(live),
+                end=lambda: self._end_silent(live),
+                taken_at=live.taken_at,
+            )
+        )
+
+    def _seize(self, live: _Live) -> bool:
+        with self._lock:
+            if live.is_busy or live.is_paused or live.control.stop.is_set():
+                return False
+            live.is_busy = live.is_held = True
+            return self._live.get(live.claimed.trial_id) is live
+
+    def _put_back(self, live: _Live) -> None:
+        with self._lock:
+            live.is_busy = live.is_held = False
+        # What was wished of it meanwhile, or whoever has taken it from us, found it busy.
+        self.wake()
+
+    def _let_go(self, live: _Live) -> None:
+        """Forget it: its sandbox is an attempt's now, which has told the sweep so before. It stays held for ever."""
+        with self._lock:
+            self._live.pop(live.claimed.trial_id, None)
+        self.members.drop(live.claimed.trial_id)
+        LIVE_SANDBOXES.set(len(self))
+        self._on_end(live.claimed)
+        self._tell(live.claimed.trial_id)
+
+    def _end_silent(self, live: _Live) -> None:
+        self.members.drop(live.claimed.trial_id)
+        self._put_back(live)
+        self._begin(live, lambda: self._end(live, silent()))
 
     def _clear_away(self, runtime: Runtime, handle: SandboxHandle) -> None:
         """Remove what came of a start that was given up. If that fails, the worker sweeps later."""
@@ -476,7 +536,10 @@ class SessionKeeper:
             self.wake()
 
     def _begin(self, live: _Live, action: Callable[[], None]) -> None:
-        live.is_busy = True
+        with self._lock:
+            if live.is_busy:
+                return  # an attempt was faster; whatever it is, the next look finds it again
+            live.is_busy = True
 
         def act() -> None:
             try:
@@ -571,6 +634,7 @@ class SessionKeeper:
         finally:
             with self._lock:
                 self._live.pop(live.claimed.trial_id, None)
+            self.members.drop(live.claimed.trial_id)
             LIVE_SANDBOXES.set(len(self))
             self._on_end(live.claimed)
             self._tell(live.claimed.trial_id)

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from api.schemas.fields import WorkPath
 from api.validation import check_schema
 from api.wire.requests import (
     POOL_KEY,
@@ -22,6 +25,7 @@ from api.wire.schemas import (
     PodTemplateRequest,
 )
 from repositories.pools import PoolRow, PoolTaking
+from services.jobspec import Resources
 from services.live_sandboxes import NewSandbox
 from services.pool_plan import Capacity
 from services.pools import PoolTemplate
@@ -35,8 +39,15 @@ __all__ = ["check_pool_name", "pool_reference", "to_capacity", "to_pool_ask", "t
 _INVALID = "SANDBOX::INVALID_PARAMETER"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
 _MAX_NAME = 253
+_WORK_PATH = TypeAdapter(WorkPath)
 _UNSAID = {"cpu": "1", "memory": "2Gi"}
 """What official SDKs send when their caller names no limits, as they do IDLE_ENTRYPOINT: nobody said it."""
+_FOR_KEY, _WORKDIR_KEY = "sandmill.for", "sandmill.workdir"
+"""Extensions of a template: who is given its members, and the workdir that those for jobs have."""
+_FOR_JOBS, _FOR_SANDBOXES = "jobs", "sandboxes"
+_JOB_WORKDIR = "/workspace"
+"""Of a job that names none."""
+_EXTENSIONS = RUNTIME_KEYS | {_FOR_KEY, _WORKDIR_KEY}
 _LIMITS = {
     "cpu": "cpu_millicores",
     "memory": "memory_bytes",
@@ -103,13 +114,20 @@ def to_pool_template(sent: Mapping[str, Any]) -> PoolTemplate:
         auth = plain.image.auth
         if auth is not None:
             request = request.model_copy(update={"image": plain.image})
-    for name in (request.extensions or {}).keys() - RUNTIME_KEYS:
-        raise WireInvalidError(
-            _INVALID,
-            f"there are {', '.join(sorted(RUNTIME_KEYS))}",
-            field=f"template.extensions.{name[:100]}",
+    extensions = request.extensions or {}
+    for name in extensions.keys() - _EXTENSIONS:
+        raise _refused(f"extensions.{name[:100]}", f"there are {', '.join(sorted(_EXTENSIONS))}")
+    sandbox = _to_sandbox(request, sent)
+    whom = extensions.get(_FOR_KEY, _FOR_SANDBOXES)
+    if whom == _FOR_JOBS:
+        sandbox = _to_job_member(sandbox, request, sent)
+    elif whom != _FOR_SANDBOXES:
+        raise _refused(f"extensions.{_FOR_KEY}", f"must be {_FOR_JOBS} or {_FOR_SANDBOXES}")
+    elif _WORKDIR_KEY in extensions:
+        raise _refused(
+            f"extensions.{_WORKDIR_KEY}", f"is for members of jobs: give {_FOR_KEY} {_FOR_JOBS}, too"
         )
-    return PoolTemplate(sent=_without_auth(sent), sandbox=_to_sandbox(request, sent))
+    return PoolTemplate(sent=_without_auth(sent), sandbox=sandbox)
 
 
 def to_capacity(request: CapacityRequest) -> Capacity:
@@ -163,6 +181,12 @@ def _differences(
 ) -> Iterable[Problem]:
     """Say in what a pool is not what a create asks for: it would get something else without being told."""
     spec = SessionSpec.from_json(pool.spec)
+    if spec.job_workdir is not None:
+        message = (
+            f"members of the pool {pool.name} are for jobs, which get them without asking: name another pool"
+        )
+        yield Problem(f"extensions.{POOL_KEY}", message)
+        return
     advice = f"leave it out, name another pool, or change the template of {pool.name}"
     if request.image is not None and request.image.uri != pool.image:
         yield Problem("image.uri", f"the pool {pool.name} makes sandboxes of {pool.image[:200]}; {advice}")
@@ -238,6 +262,51 @@ def _to_sandbox(request: CreateSandboxRequest, sent: Mapping[str, Any]) -> NewSa
         return new
     selector = sent["spec"].get("nodeSelector") or {}
     return replace(new, node_labels=dict(selector))
+
+
+def _to_job_member(sandbox: NewSandbox, request: CreateSandboxRequest, sent: Mapping[str, Any]) -> NewSandbox:
+    """Give a member the form of a job's sandbox, with what a job has where nothing is said. Refuses what no job has."""
+    extensions = request.extensions or {}
+    refusals = {
+        "entrypoint": (
+            tuple(request.entrypoint or ()) != IDLE_ENTRYPOINT,
+            "is not for members of jobs: a job's steps start what they need",
+        ),
+        "env": (bool(request.env), "is not for members of jobs: a job's own env is there in its steps"),
+        "metadata": (bool(request.metadata), "is not for members of jobs: a job has labels"),
+        "image.auth": (
+            sandbox.auth is not None,
+            "is not for members of jobs: images of jobs are fetched with what the node has",
+        ),
+        "extensions.sandmill.oci-runtime": (
+            sandbox.spec.oci_runtime is not None,
+            "is not for members of jobs: a job has that of its node",
+        ),
+    }
+    for field, (is_given, message) in refusals.items():
+        if is_given:
+            raise _refused(field, message)
+    workdir = extensions.get(_WORKDIR_KEY, _JOB_WORKDIR)
+    try:
+        _WORK_PATH.validate_python(workdir)
+    except ValidationError as error:
+        text = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise _refused(f"extensions.{_WORKDIR_KEY}", text) from error
+    limits = _said_limits(sent)
+    spec = replace(sandbox.spec, resources=parse_resources(limits, Resources()), job_workdir=workdir)
+    return replace(sandbox, spec=spec)
+
+
+def _said_limits(sent: Mapping[str, Any]) -> Mapping[str, str]:
+    """Give the limits of a template, in either form; it is checked already."""
+    if "spec" not in sent:
+        return sent.get("resourceLimits") or {}
+    limits = (sent["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
+    return {"gpu" if key == "nvidia.com/gpu" else key: value for key, value in limits.items()}
+
+
+def _refused(field: str, message: str) -> WireInvalidError:
+    return WireInvalidError(_INVALID, message, field=f"template.{field}")
 
 
 def _without_auth(sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -230,9 +230,9 @@ def _entrypoint(request: CreateSandboxRequest) -> tuple[str, ...]:
     return tuple(words)
 
 
-def parse_resources(limits: Mapping[str, str]) -> Resources:
-    """Read resourceLimits; what is not named has a default. Raises WireInvalidError."""
-    found = DEFAULT_RESOURCES
+def parse_resources(limits: Mapping[str, str], default: Resources = DEFAULT_RESOURCES) -> Resources:
+    """Read resourceLimits; what is not named is as in default. Raises WireInvalidError."""
+    found = default
     for key, text in limits.items():
         field = f"resourceLimits.{key}"
         match key:

@@ -6,8 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from core.sealing import SecretBox
+from repositories.dispatch import Bell
 from repositories.pool_keeping import KeptPool
-from runtimes.fake import FakeRuntime
+from runtimes.fake import FakeRuntime, Script
 from services.attempt_control import AttemptControl
 from services.attempt_writes import AttemptStatements
 from services.live_sandboxes import SandboxPolicy
@@ -36,12 +37,19 @@ def eventually(is_so: Callable[[], Any], *, seconds: float = 10.0) -> Any:
 
 
 class PoolNode:
-    """One node with the fake runtime. max_age_seconds: of free members."""
+    """One node with the fake runtime. max_age_seconds: of free members. script: see FakeRuntime."""
 
-    def __init__(self, world: QueueWorld, *, max_age_seconds: float = 3600.0, **session: Any) -> None:
+    def __init__(
+        self,
+        world: QueueWorld,
+        *,
+        max_age_seconds: float = 3600.0,
+        script: Script | None = None,
+        **session: Any,
+    ) -> None:
         self.world = world
         self.told: list[UUID] = []
-        self.runtime = FakeRuntime()
+        self.runtime = FakeRuntime(script)
         self.seat = world.session(slots=100, **session)
         self.keeper = SessionKeeper(
             world.engine,
@@ -73,13 +81,17 @@ class PoolNode:
     def start_queued(self) -> int:
         """Dispatch and start what waits; gives how many came to run."""
         self.world.dispatcher.tick()
-        bells, self.world.bells.rung[:] = list(self.world.bells.rung), []
         started = 0
-        for bell in bells:
+        for bell in self.rung():
             claimed = self.seat.claim(bell)
             if claimed is not None:
                 started += self.keeper.take(claimed, self.seat.session_id, AttemptControl())
         return started
+
+    def rung(self) -> list[Bell]:
+        """Take the bells that nobody has answered."""
+        bells, self.world.bells.rung[:] = list(self.world.bells.rung), []
+        return bells
 
     def turn(self) -> int:
         """One look at the pools, and all that comes of it; gives how many sandboxes came to run."""
