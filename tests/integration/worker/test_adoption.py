@@ -51,17 +51,19 @@ POINTS_OF_THE_RUNTIME = {
 
 
 class Node:
-    """One home, and whoever works in it."""
+    """One home, and whoever works in it. worker: who was started last; 0: nobody."""
 
     def __init__(self, world: QueueWorld, nursery: Nursery, home: Path, runtime: str, image: str) -> None:
         self.world, self.nursery, self.home = world, nursery, home
         self.runtime, self.image = runtime, image
         self.tenant = world.tenant()
         self.points = POINTS
+        self.worker = 0
         self.reaper = Reaper(world.engine, lease_grace_seconds=5.0)
 
     def start(self, **options: str) -> int:
-        return self.nursery.worker(self.home, **options)
+        self.worker = self.nursery.worker(self.home, **options)
+        return self.worker
 
     def submit(self, **changes: Any) -> UUID:
         defaults = {
