@@ -8,9 +8,11 @@ from api.wire.pool_requests import check_pool_name, to_pool_template
 from api.wire.requests import DEFAULT_RESOURCES, to_new_sandbox
 from api.wire.schemas import CapacityRequest, CreateSandboxRequest
 from core.errors import InvalidRequestError
+from services.jobspec import JobSpec, Resources
 from services.pool_plan import Capacity
 from services.pools import check_capacity, is_poolable, pool_key
 from services.sandbox_errors import WireInvalidError
+from services.session_spec import SessionSpec
 
 IMAGE = {"uri": "ubuntu:24.04"}
 IDLE = ["tail", "-f", "/dev/null"]
@@ -174,3 +176,71 @@ def test_a_snapshot_is_no_image_neither_of_a_sandbox_nor_of_a_pool():
     for template in ({"image": image}, pod({"image": image["uri"]})):
         with pytest.raises(InvalidRequestError, match="snapshotId"):
             to_pool_template(template)
+
+
+FOR_JOBS = {"sandmill.for": "jobs"}
+
+
+def test_members_for_jobs_have_what_a_job_has_that_says_nothing():
+    """In both forms; no create is the same thing, whatever it asks for."""
+    job = JobSpec(key="job", image=IMAGE["uri"], steps=())
+    for template in (
+        {"image": IMAGE, "extensions": FOR_JOBS},
+        {**pod(), "metadata": {"annotations": FOR_JOBS}},
+    ):
+        spec = to_pool_template(template).sandbox.spec
+        assert (spec.resources, spec.job_workdir) == (job.resources, job.workdir)
+        assert pool_key(to_pool_template(template).sandbox, "local") != key_of_create()
+    alike = {"cpu": "1", "memory": "512Mi", "pids": "256"}
+    template = {"image": IMAGE, "resourceLimits": alike, "extensions": FOR_JOBS}
+    assert pool_key(to_pool_template(template).sandbox, "local") != key_of_create(resourceLimits=alike)
+
+
+def test_members_for_jobs_have_the_limits_and_the_workdir_of_their_template():
+    extensions = {**FOR_JOBS, "sandmill.workdir": "/testbed"}
+    limits = {"cpu": "2", "memory": "1Gi", "disk": "2Gi", "pids": "99", "gpu": "1"}
+    plain = to_pool_template({"image": IMAGE, "extensions": extensions, "resourceLimits": limits})
+    container = {"resources": {"limits": {**limits, "nvidia.com/gpu": "1"}}}
+    del container["resources"]["limits"]["gpu"], container["resources"]["limits"]["disk"]
+    container["resources"]["limits"]["ephemeral-storage"] = "2Gi"
+    of_pod = to_pool_template({**pod(container), "metadata": {"annotations": extensions}})
+    for template in (plain, of_pod):
+        spec = template.sandbox.spec
+        assert spec.resources == Resources(2000, 1 << 30, 2 << 30, 99, 1)
+        assert spec.job_workdir == "/testbed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"extensions": {"sandmill.for": "job"}}, "extensions.sandmill.for"),
+        ({"extensions": {"sandmill.workdir": "/w"}}, "extensions.sandmill.workdir"),
+        ({"extensions": {**FOR_JOBS, "sandmill.workdir": "w"}}, "extensions.sandmill.workdir"),
+        ({"extensions": {**FOR_JOBS, "sandmill.workdir": "/w\0"}}, "extensions.sandmill.workdir"),
+        (
+            {"extensions": {**FOR_JOBS, "sandmill.oci-runtime": "runsc"}},
+            "extensions.sandmill.oci-runtime",
+        ),
+        ({"extensions": FOR_JOBS, "entrypoint": ["sleep", "1"]}, "entrypoint"),
+        ({"extensions": FOR_JOBS, "env": {"A": "1"}}, "env"),
+        ({"extensions": FOR_JOBS, "metadata": {"a": "b"}}, "metadata"),
+        (
+            {"extensions": FOR_JOBS, "image": {**IMAGE, "auth": {"username": "u", "password": "p"}}},
+            "image.auth",
+        ),
+        ({"extensions": {"sandmill.four": "jobs"}}, "extensions.sandmill.four"),
+    ],
+)
+def test_what_no_member_for_jobs_can_have_is_refused_by_its_field(changes, field):
+    with pytest.raises(WireInvalidError) as caught:
+        to_pool_template({"image": IMAGE, **changes})
+    assert caught.value.field == f"template.{field}"
+
+
+def test_pools_that_are_there_keep_their_keys():
+    """A stored spec of a release that knew no members for jobs reads and digests as it did."""
+    spec = to_pool_template({"image": IMAGE}).sandbox.spec
+    assert "job_workdir" not in spec.to_json()
+    assert SessionSpec.from_json(spec.to_json()) == spec
+    for_jobs = to_pool_template({"image": IMAGE, "extensions": FOR_JOBS}).sandbox.spec
+    assert SessionSpec.from_json(for_jobs.to_json()) == for_jobs
