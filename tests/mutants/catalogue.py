@@ -8,6 +8,8 @@ QUEUE = "tests/integration/queue"
 API = "tests/integration/api"
 POOLS = f"{API}/test_pools.py"
 OFFERS = f"{API}/test_wire_offers.py"
+POOLS = "tests/integration/api/test_pools.py"
+JOB_POOLS = f"{QUEUE}/test_job_pools.py"
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,85 @@ MUTANTS = (
         "FROM sandbox_pools p WHERE p.id = %(id)s FOR UPDATE",
         "FROM sandbox_pools p WHERE p.id = %(id)s",
         (f"{QUEUE}/test_pools.py::test_two_schedulers_at_once_make_no_member_too_many",),
+    ),
+    Mutant(
+        "pool: a create is given a member that is for jobs",
+        "repositories/pools.py",
+        " AND NOT p.spec ? 'job_workdir'",
+        "",
+        (f"{JOB_POOLS}::test_a_pool_for_jobs_is_never_for_creates",),
+    ),
+    Mutant(
+        "pool: a job is given a member that is for creates",
+        "repositories/job_members.py",
+        " AND p.spec ? 'job_workdir'",
+        "",
+        (f"{JOB_POOLS}::test_a_live_pool_is_never_for_jobs",),
+    ),
+    Mutant(
+        "pool: a job is given another tenant's member",
+        "repositories/job_members.py",
+        "s.trial_id = %(member)s AND s.tenant_id = %(tenant_id)s AND",
+        "s.trial_id = %(member)s AND",
+        (f"{JOB_POOLS}::test_nobody_is_given_another_tenants_member",),
+    ),
+    Mutant(
+        "pool: a job is given a member that was given up",
+        "repositories/job_members.py",
+        "s.is_warm AND s.state = 'Running' AND s.ended_at IS NULL AND p.spec",
+        "s.ended_at IS NULL AND p.spec",
+        (f"{JOB_POOLS}::test_a_member_whose_end_is_wished_is_not_given",),
+    ),
+    Mutant(
+        "pool: a job is given a member of an older template",
+        "repositories/job_members.py",
+        "ON p.id = s.pool_id AND p.revision = s.pool_revision AND",
+        "ON p.id = s.pool_id AND",
+        (f"{JOB_POOLS}::test_a_member_of_an_older_template_is_not_given",),
+    ),
+    Mutant(
+        "pool: a ghost is given a member",
+        "repositories/job_members.py",
+        "a.fence = %(fence)s AND a.session_id = %(session_id)s AND a.state = 'starting'",
+        "a.fence = %(fence)s AND a.state = 'starting'",
+        (f"{JOB_POOLS}::test_an_attempt_that_is_not_ours_any_more_is_given_nothing",),
+    ),
+    Mutant(
+        "pool: what was given is removed by whoever kept it",
+        "workers/sessions.py",
+        "if live.control.disowned and is_ours:",
+        "if live.control.disowned:",
+        (f"{JOB_POOLS}::test_what_was_given_is_left_alone_by_whoever_kept_it",),
+    ),
+    Mutant(
+        "pool: the next worker removes what an attempt was given",
+        "workers/node.py",
+        "if self._registry.has_sandbox(handle.name):",
+        "if False:",
+        (
+            "tests/integration/worker/test_job_pool_crashes.py::test_attempt_goes_on_with_what_it_was_given_wherever_its_worker_is_killed",
+        ),
+    ),
+    Mutant(
+        "pool: a start that another worker began is given a member",
+        "services/attempt_runner.py",
+        "if parts.members is not None and not is_adopted:",
+        "if parts.members is not None:",
+        (f"{JOB_POOLS}::test_a_start_that_another_worker_began_is_given_nothing",),
+    ),
+    Mutant(
+        "pool: a job is given what does not answer",
+        "services/attempt_members.py",
+        "if not answers(runtime, held.handle):",
+        "if False:",
+        (f"{JOB_POOLS}::test_dead_members_are_ended_and_the_next_is_asked",),
+    ),
+    Mutant(
+        "pool: a member with variables of its own is for jobs",
+        "services/session_starting.py",
+        "if spec.job_workdir is None or spec.env:",
+        "if spec.job_workdir is None:",
+        ("tests/unit/services/test_job_sandbox.py::test_nothing_else_is_for_jobs",),
     ),
     Mutant(
         "pool: free members are shown",

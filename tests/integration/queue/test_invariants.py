@@ -134,6 +134,17 @@ PLANTS = {
     "pool_over_max": f"{MEMBER}; UPDATE sandbox_pools SET pool_max = 0, updated_at = {LONG_AGO}",
     "member_too_old": f"{MEMBER}; UPDATE sandbox_sessions SET running_at = clock_timestamp() - interval '3 hours'",
     "member_without_pool": f"{MEMBER}; UPDATE sandbox_sessions SET state_at = {LONG_AGO}; DELETE FROM sandbox_pools",
+    "member_used_twice": "UPDATE attempts SET sandbox_name = 'one'",
+    "given_and_kept": session(DONE, "Running", ", sandbox_name", ", 'one'")
+    + f"; UPDATE attempts SET sandbox_name = 'one' WHERE trial_id = {RUNNING}",
+    "given_to_nobody": session(
+        DONE,
+        "Terminated",
+        f"{ENDED}, sandbox_name",
+        ", clock_timestamp(), 'POOL_GIVEN_TO_JOB', 'ghost', (SELECT name FROM sandboxes WHERE trial_id = trials.id)",
+    ),
+    "job_member_shown": session(RUNNING, "Running")
+    + """; UPDATE jobs SET spec = spec || '{"job_workdir": "/w"}'""",
     "session_missing": f"UPDATE jobs SET kind = 'session' WHERE id = (SELECT job_id FROM trials WHERE id = {QUEUED})",
     "session_ends_early": session(QUEUED, "Failed", ENDED, ", clock_timestamp(), 'TOLD', 'ghost'"),
     "session_outlives_trial": session(DONE, "Running")

@@ -289,6 +289,20 @@ def test_a_member_that_was_given_up_at_this_moment_is_not_given(world, tenant, n
     assert until_ended(node, member["trial_id"])["end_reason"] == "POOL_DELETED"
 
 
+@pytest.mark.breaks_invariants("job_member_shown", "session_not_as_told", reason="rows are moved by the test")
+def test_a_member_whose_end_is_wished_is_not_given(world, tenant, node):
+    filled(world, tenant, node, buffer_min=1, buffer_max=1)
+    claimed = node.submit(tenant)
+    one = held(node)
+    world.execute("UPDATE sandbox_sessions SET state = 'Stopping', end_reason = 'POOL_SURPLUS'")
+    assert take(node, claimed, one) == "not_free"
+    world.execute("UPDATE sandbox_sessions SET state = 'Running', is_warm = false, hidden_at = NULL")
+    assert take(node, claimed, one) == "not_free"
+    world.execute("UPDATE sandbox_sessions SET is_warm = true, hidden_at = clock_timestamp()")
+    one.put_back()
+    node.run(claimed)
+
+
 def test_a_member_that_is_given_at_this_moment_is_not_given_up(world, tenant, node):
     (member,) = filled(world, tenant, node, buffer_min=1, buffer_max=1)
     claimed = node.submit(tenant)
