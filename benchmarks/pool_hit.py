@@ -1,6 +1,7 @@
 """What a warm pool saves: a create that is given a member, against one that starts a sandbox, in turn, by one client.
 
-Reference for the API itself: a list of one sandbox. `--runtime docker` measures containers.
+Reference for the API itself: a list of one sandbox. `--runtime docker` measures containers. Then the same of a job,
+from the claim of its attempt to its first step, by the clock of the database.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import json
 import socket
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,7 +38,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running_stack(Path(folder) / "home", env) as stack:
         headers = {"OPEN-SANDBOX-API-KEY": stack.api_key}
         with httpx.Client(base_url=stack.api_url, headers=headers, timeout=60) as client:
-            print(json.dumps(measure(client, image, options.pairs) | {"runtime": options.runtime}))
+            result = measure(client, image, options.pairs) | measure_jobs(client, image, options.pairs)
+            print(json.dumps(result | {"runtime": options.runtime}))
 
 
 def measure(client: httpx.Client, image: str, pairs: int) -> dict[str, Any]:
@@ -72,6 +75,46 @@ def measure(client: httpx.Client, image: str, pairs: int) -> dict[str, Any]:
         **summary("cold", cold, {}),
         **summary("list", lists, {}),
     }
+
+
+def measure_jobs(client: httpx.Client, image: str, pairs: int) -> dict[str, Any]:
+    """Take pairs of jobs that differ in the workdir alone, for one of which there is a pool; milliseconds."""
+    hits: list[float] = []
+    cold: list[float] = []
+    size = {"bufferMin": 2, "bufferMax": 2, "poolMin": 0, "poolMax": 4}
+    template = {"image": {"uri": image}, "extensions": {"sandmill.for": "jobs", "sandmill.workdir": "/tmp/w"}}
+    client.post(
+        "/v1/pools", json={"name": _POOL, "template": template, "capacitySpec": size}
+    ).raise_for_status()
+    try:
+        for number in range(pairs + 3):
+            for workdir, times in (("/tmp/w", hits), ("/tmp/v", cold)):
+                _wait_for_members(client, size["bufferMax"])
+                milliseconds = _run_job(client, image, workdir)
+                if number >= 3:
+                    times.append(milliseconds)
+    finally:
+        client.delete(f"/v1/pools/{_POOL}")
+    return {**summary("job_hit", hits, {"job_cold": median(cold)}), **summary("job_cold", cold, {})}
+
+
+def _run_job(client: httpx.Client, image: str, workdir: str) -> float:
+    """Run one to its end; gives milliseconds from the claim of its attempt to its first step."""
+    job = {"image": image, "workdir": workdir, "steps": [{"name": "run", "run": "true"}]}
+    answer = client.post("/v1/jobs", json=job)
+    answer.raise_for_status()
+    path = f"/v1/batches/{answer.json()['batch_id']}/trials"
+    trial_id = client.get(path).json()["items"][0]["id"]
+    deadline = time.monotonic() + _REFILL_SECONDS
+    while time.monotonic() < deadline:
+        trial = client.get(f"/v1/trials/{trial_id}").json()
+        if trial["outcome"] == "passed":
+            (attempt,) = trial["attempts"]
+            claimed, started = (datetime.fromisoformat(attempt[key]) for key in ("claimed_at", "started_at"))
+            return 1000 * (started - claimed).total_seconds()
+        time.sleep(0.02)
+    message = f"a job did not pass: {trial}"
+    raise RuntimeError(message)
 
 
 def create(client: httpx.Client, body: dict[str, Any], *, is_hit: bool) -> str:

@@ -394,13 +394,12 @@ class NodeWorker:
 
     def _runs(self, handle: SandboxHandle) -> bool:
         """Whether it is wanted: by the attempt it was made for, or by one that it was given to."""
-        if self._registry.has_sandbox(handle.name):
-            return True
         trial, fence = handle.labels.get("sandmill.trial", ""), handle.labels.get("sandmill.fence", "")
         try:
-            return self._registry.contains(UUID(trial), int(fence))
+            is_its_own = self._registry.contains(UUID(trial), int(fence))
         except ValueError:
             return False
+        return is_its_own or self._registry.has_sandbox(handle.name)
 
     def _sweep(self) -> None:
         while not self._stopping.wait(_SWEEP_SECONDS):

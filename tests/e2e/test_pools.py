@@ -28,13 +28,13 @@ WAIT_SECONDS = 60.0
 class Pooled:
     """A stack with a pool of two."""
 
-    def __init__(self, stack: RunningStack) -> None:
-        self.stack = stack
+    def __init__(self, stack: RunningStack, name: str = NAME) -> None:
+        self.stack, self.name = stack, name
         headers = {"OPEN-SANDBOX-API-KEY": stack.api_key}
         self.client = httpx.Client(base_url=stack.api_url, headers=headers, timeout=60)
 
     def status(self) -> dict[str, Any]:
-        answer = self.client.get(f"/v1/pools/{NAME}")
+        answer = self.client.get(f"/v1/pools/{self.name}")
         return answer.json()["status"] if answer.status_code == 200 else {}
 
     def wait_for(self, **numbers: int) -> None:
@@ -160,3 +160,74 @@ def test_a_killed_api_loses_no_member(pooled: Pooled):
     wait(ask, lambda: again)
     assert again == [first]
     pooled.wait_for(available=2, allocated=1)
+
+
+JOBS = "for-jobs"
+
+
+@pytest.fixture
+def graders(stack: RunningStack) -> Iterator[Pooled]:
+    """A pool of two for jobs, beside none for creates."""
+    pooled = Pooled(stack, JOBS)
+    size = {"bufferMin": 2, "bufferMax": 2, "poolMin": 0, "poolMax": 4}
+    template = {"image": {"uri": "host"}, "extensions": {"sandmill.for": "jobs"}}
+    body = {"name": JOBS, "template": template, "capacitySpec": size}
+    assert pooled.client.post("/v1/pools", json=body).status_code == 201
+    pooled.wait_for(available=2)
+    yield pooled
+    pooled.client.delete(f"/v1/pools/{JOBS}")
+    wait(lambda: not pooled.members(), pooled.members)
+    pooled.client.close()
+
+
+def submit(pooled: Pooled, script: str) -> str:
+    """Give the id of the one trial of a job that runs this."""
+    job = {"image": "host", "env": {"SECRET": "of-the-job"}, "steps": [{"name": "run", "run": script}]}
+    answer = pooled.client.post("/v1/jobs", json=job)
+    assert answer.status_code == 202, answer.text
+    batch = answer.json()["batch_id"]
+    return str(pooled.client.get(f"/v1/batches/{batch}/trials").json()["items"][0]["id"])
+
+
+def trial(pooled: Pooled, trial_id: str) -> dict[str, Any]:
+    return dict(pooled.client.get(f"/v1/trials/{trial_id}").json())
+
+
+def test_a_job_is_given_a_member_and_goes_on_with_it_when_its_worker_is_killed(graders: Pooled):
+    free = set(graders.members())
+    script = (
+        'test ! -e /tmp/marker && touch /tmp/marker && test "$SECRET$TRIAL_INDEX" = of-the-job0 && sleep 4'
+    )
+    trial_id = submit(graders, script)
+    wait(lambda: trial(graders, trial_id)["state"] == "running", lambda: trial(graders, trial_id))
+    graders.wait_for(available=2, allocated=0)
+    names = set(graders.members())
+    assert free <= names
+    assert len(names) == 3
+    assert f"sm-{trial_id}-1" not in names
+    graders.stack.kill("workers")
+    wait(lambda: trial(graders, trial_id)["state"] == "finished", lambda: trial(graders, trial_id))
+    ended = trial(graders, trial_id)
+    assert (ended["outcome"], ended["attempts_used"]) == ("passed", 1), ended
+    wait(lambda: len(graders.members()) == 2, graders.members)
+    assert len(free & set(graders.members())) == 1
+
+
+def test_many_jobs_at_once_get_a_clean_sandbox_each(graders: Pooled):
+    script = "test ! -e /tmp/marker && touch /tmp/marker"
+    trials = [submit(graders, script) for _ in range(8)]
+    wait(
+        lambda: all(trial(graders, one)["state"] == "finished" for one in trials),
+        lambda: [trial(graders, one)["state"] for one in trials],
+    )
+    assert {trial(graders, one)["outcome"] for one in trials} == {"passed"}
+    graders.wait_for(available=2, total=2)
+
+
+def test_a_create_is_refused_a_member_that_is_for_jobs(graders: Pooled):
+    answer = graders.client.post("/v1/sandboxes", json={"extensions": {"poolRef": JOBS}, "timeout": 60})
+    assert answer.status_code == 400
+    assert "extensions.poolRef" in answer.json()["message"]
+    assert "for jobs" in answer.json()["message"]
+    answer = graders.client.post("/v1/sandboxes", json={"extensions": {"poolRef": "*"}, "timeout": 60})
+    assert answer.json()["code"] == "KUBERNETES::POOL_NOT_FOUND"

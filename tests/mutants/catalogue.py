@@ -254,8 +254,8 @@ MUTANTS = (
     Mutant(
         "pool: the next worker removes what an attempt was given",
         "workers/node.py",
-        "if self._registry.has_sandbox(handle.name):",
-        "if False:",
+        "is_its_own or self._registry.has_sandbox(handle.name)",
+        "is_its_own",
         (
             "tests/integration/worker/test_job_pool_crashes.py::test_attempt_goes_on_with_what_it_was_given_wherever_its_worker_is_killed",
         ),

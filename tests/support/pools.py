@@ -49,6 +49,7 @@ class PoolNode:
     ) -> None:
         self.world = world
         self.told: list[UUID] = []
+        self.images: list[str] = []
         self.runtime = FakeRuntime(script)
         self.seat = world.session(slots=100, **session)
         self.keeper = SessionKeeper(
@@ -59,6 +60,7 @@ class PoolNode:
             box=BOX,
             tell=self.told.append,
             on_end=lambda _: None,
+            note_image=self.images.append,
         )
         self.pools = PoolKeeper(
             world.engine,

@@ -489,6 +489,14 @@ def test_members_that_another_worker_took_over_are_given_too(world, tenant, node
     assert given(world, claimed) == member["sandbox_name"]
 
 
+def test_images_of_members_for_jobs_are_told_for_the_placement_of_jobs(world, tenant, node):
+    filled(world, tenant, node)
+    alike = to_pool_template({**PLAIN, "image": {"uri": "live"}})
+    make_pool(world, tenant, alike, name="live")
+    node.turn()
+    assert node.images == ["fake", "fake"]
+
+
 def test_job_without_members_asks_the_database_nothing_more(world, tenant, node):
     claimed = node.submit(tenant)
     statements: list[str] = []
