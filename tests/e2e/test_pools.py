@@ -196,10 +196,13 @@ def trial(pooled: Pooled, trial_id: str) -> dict[str, Any]:
 def test_a_job_is_given_a_member_and_goes_on_with_it_when_its_worker_is_killed(graders: Pooled):
     free = set(graders.members())
     script = (
-        'test ! -e /tmp/marker && touch /tmp/marker && test "$SECRET$TRIAL_INDEX" = of-the-job0 && sleep 4'
+        'test ! -e /tmp/marker && touch /tmp/marker && test "$SECRET$TRIAL_INDEX" = of-the-job0 && sleep 8'
     )
     trial_id = submit(graders, script)
-    wait(lambda: trial(graders, trial_id)["state"] == "running", lambda: trial(graders, trial_id))
+    wait(
+        lambda: [each["state"] for each in trial(graders, trial_id)["attempts"]] == ["running"],
+        lambda: trial(graders, trial_id),
+    )
     graders.wait_for(available=2, allocated=0)
     names = set(graders.members())
     assert free <= names

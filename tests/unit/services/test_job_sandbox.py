@@ -69,7 +69,8 @@ def claimed(spec: SessionSpec) -> ClaimedAttempt:
 def made(spec: SessionSpec) -> SandboxSpec:
     kept = KeptSandbox("Pending", "token", None, None, None)
     box = SecretBox("a secret of at least thirty-two characters")
-    return to_sandbox_spec(claimed(spec), spec, kept, box=box, node_id=UUID(int=5), session_id=UUID(int=6))
+    ids = {"node_id": UUID(int=5), "session_id": UUID(int=6)}
+    return to_sandbox_spec(claimed(spec), spec, kept, box=box, ready_seconds=7.0, **ids)
 
 
 def test_a_member_for_jobs_is_made_as_a_job_that_says_the_same():
