@@ -56,6 +56,18 @@ def test_loader_settings_of_the_job_reach_commands_but_not_execd(real_kind):
         assert box.sh("echo $LD_LIBRARY_PATH").out == "/nowhere\n"
 
 
+def test_variables_of_each_command_are_as_good_as_those_of_its_sandbox(real_kind):
+    """On this rely attempts that are given a sandbox which was made before anybody knew theirs."""
+    env = {"OWN": "1", "LD_LIBRARY_PATH": "/nowhere", "PATH": "/odd:/usr/bin:/bin", "HOME": "/tmp/home"}
+    script = "env | grep -v ^SANDMILL_EXECUTION_ID= | sort; command -v sort"
+    with real_kind.box(workdir="/work", env=env) as made_with:
+        with_sandbox = made_with.sh(script, env=env)
+    with real_kind.box(workdir="/work") as made_without:
+        with_command = made_without.sh(script, env=env)
+    assert with_command.out == with_sandbox.out
+    assert "OWN=1\n" in with_command.out
+
+
 def test_program_that_does_not_exist_is_an_error_not_an_exit(shared_box):
     result = shared_box.run(Command(argv=["/no/such/program"])).result
     assert result.exit_code is None
