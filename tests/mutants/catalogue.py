@@ -8,7 +8,6 @@ QUEUE = "tests/integration/queue"
 API = "tests/integration/api"
 POOLS = f"{API}/test_pools.py"
 OFFERS = f"{API}/test_wire_offers.py"
-POOLS = "tests/integration/api/test_pools.py"
 JOB_POOLS = f"{QUEUE}/test_job_pools.py"
 
 
