@@ -122,10 +122,10 @@ UPDATE sandbox_sessions SET hidden_at = clock_timestamp()
 WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND hidden_at IS NULL
 """
 
-_INGRESS = """
-SELECT n.ingress_url, n.ingress_address FROM nodes n
-WHERE n.id = %(node_id)s AND EXISTS (SELECT 1 FROM sandbox_sessions s WHERE s.node_id = n.id
-                                     AND s.tenant_id = %(tenant_id)s)
+_FIND_WITH_INGRESS = f"""
+SELECT {SANDBOX_COLUMNS}, n.ingress_url, n.ingress_address
+FROM sandbox_sessions s LEFT JOIN nodes n ON n.id = s.node_id
+WHERE s.trial_id = %(id)s AND s.tenant_id = %(tenant_id)s AND NOT s.is_warm
 """
 
 _EVENTS = """
@@ -299,10 +299,13 @@ class LiveSandboxRepository(TenantSqlRepository):
         """Let the wire say from now on that there is none."""
         self._mine_count(_HIDE, {"id": sandbox_id})
 
-    def ingress(self, node_id: UUID) -> tuple[str | None, str | None]:
-        """Give where a node's ingress is: (address for the API, address for clients)."""
-        row = self._mine_or_none(_INGRESS, {"node_id": node_id})
-        return (None, None) if row is None else (row["ingress_url"], row["ingress_address"])
+    def find_with_ingress(self, sandbox_id: UUID) -> tuple[SandboxRow | None, str | None, str | None]:
+        """Look one up, and where its node's ingress is: (sandbox, address for the API, address for clients)."""
+        row = self._mine_or_none(_FIND_WITH_INGRESS, {"id": sandbox_id})
+        if row is None:
+            return None, None, None
+        url, address = row.pop("ingress_url"), row.pop("ingress_address")
+        return SandboxRow(**row), url, address
 
     def events(self, sandbox_id: UUID, *, limit: int) -> list[SandboxEventRow]:
         """The newest events, oldest of them first."""

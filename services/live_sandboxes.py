@@ -327,14 +327,14 @@ class LiveSandboxService:
 
     def endpoint(self, sandbox_id: UUID) -> Endpoint:
         """Say where its ports are. Raises EndpointNotReadyError before it runs, WireConflictError, WireFailureError."""
-        row = _visible(self._sandboxes.find(sandbox_id), sandbox_id)
+        found, url, address = self._sandboxes.find_with_ingress(sandbox_id)
+        row = _visible(found, sandbox_id)
         if row.state in _NOT_YET:
             raise EndpointNotReadyError(sandbox_id, row.state)
         if row.state == WireState.FAILED:
             raise _failed(row)
         if row.node_id is None or row.ended_at is not None or row.state == WireState.STOPPING:
             raise _wrong_state(row, "reached", "Running or Paused", code="DOCKER::SANDBOX_NOT_RUNNING")
-        url, address = self._sandboxes.ingress(row.node_id)
         if url is None or address is None:
             raise WireFailureError(
                 "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",

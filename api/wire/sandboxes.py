@@ -48,8 +48,8 @@ _MAX_PAGE = 2**31 - 1
 _UNSWITCHED = frozenset({"DOCKER::SANDBOX_PAUSE_FAILED", "DOCKER::SANDBOX_RESUME_FAILED"})
 _WITHOUT_HEADERS = "OpenSandbox-Kotlin-SDK/1.0."
 """Official clients older than the headers of an endpoint, by how they call themselves."""
-_UNHEARD_SECONDS = 0.05
-"""A sandbox may run before anybody listens. That is so rare that a look before each wait costs more."""
+_UNHEARD_SECONDS = 0.2
+"""A sandbox may run before anybody listens. That is so rare that a look while most of them start costs more."""
 _ENDPOINT_WAIT_SECONDS = 5.0
 """For a sandbox that starts: official clients ask again every 200 ms, which is neither quick nor cheap."""
 
