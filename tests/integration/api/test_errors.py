@@ -195,6 +195,20 @@ def test_an_early_answer_reaches_a_client_that_closes_and_first_sends_all(api, p
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["message"]
 
 
+def test_an_early_answer_leaves_a_kept_connection_in_order(api):
+    host, port = api.url.removeprefix("http://").split(":")
+    head = f"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {8 << 20}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for _ in range(2):
+            connection.sendall(head.encode() + b" " * (8 << 20))
+            answer = b""
+            while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+                piece = connection.recv(65536)
+                assert piece, answer
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 404")
+
+
 def test_an_early_answer_is_over_soon_for_a_client_that_sends_no_more(api, monkeypatch):
     monkeypatch.setattr("api.lingering._IDLE_SECONDS", 0.2)
     host, port = api.url.removeprefix("http://").split(":")
