@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,14 @@ class Ours:
         self._image = image
 
     def create(self) -> SandboxHandle:
-        """Make one; returns when its execd has answered."""
+        """Make one; returns when its execd has answered, which a create alone need not wait for."""
         spec = SandboxSpec(
             f"sm-{new_id()}-1", self._image, LIMITS, is_sealed=False, is_writable=True, workdir="/tmp"
         )
-        return self.runtime.create(spec, timeout_seconds=CREATE_SECONDS)
+        handle = self.runtime.create(spec, timeout_seconds=CREATE_SECONDS)
+        with closing(self.runtime.executions(handle)) as client:
+            client.ping()
+        return handle
 
     def remove(self, handle: SandboxHandle) -> None:
         """Kill and remove it."""
