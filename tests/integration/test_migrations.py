@@ -1,12 +1,25 @@
+from alembic import command
 from sqlalchemy import create_engine
 
 from core.database import to_driver_url
-from migrations.migrate import schema_drift, upgrade
+from migrations.migrate import alembic_config, schema_drift, upgrade
 from models.states import TRANSITIONS
 
 
 def test_migrations_run_up_from_empty_and_again(empty_database_url):
     upgrade(empty_database_url)
+    upgrade(empty_database_url)
+    assert schema_drift(empty_database_url) == []
+
+
+def test_pools_for_jobs_can_be_taken_back(empty_database_url):
+    upgrade(empty_database_url)
+    engine = create_engine(to_driver_url(empty_database_url))
+    with engine.connect() as connection:
+        command.downgrade(alembic_config(connection), "0022")
+        connection.commit()
+    engine.dispose()
+    assert "sandbox_name" in str(schema_drift(empty_database_url))
     upgrade(empty_database_url)
     assert schema_drift(empty_database_url) == []
 
