@@ -13,7 +13,12 @@ from core.config import Settings
 from core.environment import read_settings
 from core.errors import SandmillError
 from core.secret_rules import check_password
-from launcher.config import check_program_settings, config_warnings, read_launcher_settings
+from launcher.config import (
+    check_program_settings,
+    config_warnings,
+    read_installation_settings,
+    read_launcher_settings,
+)
 from launcher.config_option import ConfigOption
 from launcher.errors import StartupError
 from launcher.health import FLOWER_PORT, Part, check_health
@@ -103,7 +108,7 @@ def create_key(
     """Make an API key and print it: the only time it can be seen."""
     from launcher.bootstrap import create_admin_key, create_api_key  # noqa: PLC0415
 
-    database_url = read_settings(Settings).database_url.get_secret_value()
+    database_url = read_installation_settings().database_url.get_secret_value()
     if admin:
         typer.echo(create_admin_key(database_url, name=name))
     else:
@@ -153,7 +158,7 @@ def verify(  # noqa: PLR0917 -- each is an option of the command
         interval_seconds=interval if watch else None,
         rounds=rounds,
     )
-    if not run_verify(read_settings(Settings), options):
+    if not run_verify(read_installation_settings(), options):
         raise typer.Exit(1)
 
 

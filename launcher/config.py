@@ -13,7 +13,13 @@ from core.errors import SettingError
 from core.secret_rules import check_keys, key_warnings
 from launcher.errors import StartupError
 
-__all__ = ["LauncherSettings", "check_program_settings", "config_warnings", "read_launcher_settings"]
+__all__ = [
+    "LauncherSettings",
+    "check_program_settings",
+    "config_warnings",
+    "read_installation_settings",
+    "read_launcher_settings",
+]
 
 
 class LauncherSettings(BaseSettings):
@@ -62,6 +68,20 @@ def check_program_settings() -> Settings:
     except SettingError as error:
         raise StartupError(error.message) from None
     return settings
+
+
+def read_installation_settings() -> Settings:
+    """Read the settings for a command that needs the database alone. Raises SettingError, StartupError.
+
+    Without DATABASE_URL it is the one that `up` runs in SANDMILL_HOME.
+    """
+    from launcher.postgres import running_url  # noqa: PLC0415 -- most commands need no database driver
+
+    own = read_launcher_settings()
+    url = running_url(own.home) if own.database_url is None else None
+    if url is None:
+        return read_settings(Settings)
+    return read_settings(Settings, database_url=url, redis_url="redis:")
 
 
 def config_warnings(settings: Settings) -> list[str]:

@@ -23,7 +23,7 @@ from launcher.ports import LOOPBACK, find_free_port, is_port_free
 from launcher.service import Service
 from launcher.state import Home
 
-__all__ = ["EmbeddedPostgres"]
+__all__ = ["EmbeddedPostgres", "running_url"]
 
 USER = "sandmill"
 DATABASE = "sandmill"
@@ -48,6 +48,24 @@ SETTINGS = {
 
 _INITDB_TIMEOUT_SECONDS = 120.0
 _PORT_ATTEMPTS = 5
+_PORT_LINE = 3
+"""Of postmaster.pid, counted from 0; the first has the number of the process."""
+
+
+def running_url(home: Path) -> str | None:
+    """Give where clients connect to the server that another process runs in a home; None if there is none.
+
+    The URL holds the password. home: see `Home`.
+    """
+    home = home.expanduser()
+    for path in sorted((home / "state").glob("pg*/data/postmaster.pid")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            lines = path.read_text().splitlines()
+            port, pid = int(lines[_PORT_LINE]), int(lines[0])
+            if Path(f"/proc/{pid}").exists():
+                password = (home / "state/secrets/postgres_password").read_text().strip()
+                return f"postgresql://{USER}:{password}@{LOOPBACK}:{port}/{DATABASE}"
+    return None
 
 
 class EmbeddedPostgres(Service):
