@@ -3,8 +3,8 @@
     pip install opensandbox
     OPEN_SANDBOX_DOMAIN=127.0.0.1:8080 OPEN_SANDBOX_API_KEY=sm_… python -m examples.live_sandbox
 
-Nothing here is of Sandmill: the same program runs against any server of the protocol. Its server inside and its snapshot
-need one that runs as root, if its runtime is `local`.
+Nothing here is of Sandmill: the same program runs against any server of the protocol. Its server inside and its
+snapshot need one that runs as root, if its runtime is `local`.
 """
 
 import time
