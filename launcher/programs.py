@@ -30,7 +30,7 @@ def api_command(host: str, port: int, options: Sequence[str] | None = None) -> t
         *(_DEFAULT_API_OPTIONS if options is None else options),
         *("--no-access-log", "--no-server-header", "--log-level", "warning"),
         # Named, since else it depends on what else is installed.
-        *("--ws", "wsproto"),
+        *("--ws", "wsproto", "--http", "api.http_protocol:StrictHttpProtocol"),
     )
 
 

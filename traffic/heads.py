@@ -19,6 +19,7 @@ __all__ = [
     "has_token",
     "keeps_alive",
     "parse_headers",
+    "parse_request",
     "read_request",
     "read_response",
     "values_of",
@@ -61,8 +62,12 @@ class ResponseHead:
 async def read_request(stream: Stream) -> RequestHead | None:
     """Give the next head; None if the connection ends before one begins. Raises MessageError."""
     data = await _read_head(stream)
-    if data is None:
-        return None
+    return None if data is None else parse_request(data)
+
+
+def parse_request(data: bytes) -> RequestHead:
+    """Read a whole head. data: without the empty line at its end. Raises MessageError."""
+    _check_line_ends(data)
     first, *lines = data.split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(first)
     if match is None:
@@ -140,8 +145,7 @@ async def _read_head(stream: Stream) -> bytes | None:
             return None
         end = data.find(_END)
         head = data if end < 0 else data[:end]
-        if _BARE.search(head):
-            raise MessageError("a line of the head ends in other than CR and LF")
+        _check_line_ends(head)
         if len(head) > MAX_HEAD_BYTES:
             raise MessageError(f"the head is larger than {MAX_HEAD_BYTES >> 10} KiB", status=431)
         if end >= 0:
@@ -152,3 +156,8 @@ async def _read_head(stream: Stream) -> bytes | None:
         if not more:
             raise MessageError("the head breaks off")
         data += more
+
+
+def _check_line_ends(head: bytes) -> None:
+    if _BARE.search(head):
+        raise MessageError("a line of the head ends in other than CR and LF")

@@ -37,6 +37,7 @@ def run_api(chaos: dict[str, Any]) -> None:
         port=chaos["port"],
         log_level="warning",
         loop="asyncio",
+        http="api.http_protocol:StrictHttpProtocol",
     )
 
 

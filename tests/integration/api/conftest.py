@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from api.app import create_app
+from api.http_protocol import StrictHttpProtocol
 from core.config import Settings
 from core.database import create_database_engine
 from core.ids import new_id
@@ -41,6 +42,7 @@ class AppThread:
             timeout_graceful_shutdown=1,
             lifespan="on",
             ws="wsproto",
+            http=StrictHttpProtocol,
             # Tests come as clients of any address, not as the front proxy that is trusted on this machine.
             proxy_headers=False,
         )

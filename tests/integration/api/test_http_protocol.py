@@ -1,0 +1,122 @@
+"""What the API's server takes for a request at all. The application behind it counts what reached it."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from tests.integration.api.conftest import AppThread
+
+SECOND = b"GET /second HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+@dataclass
+class Served:
+    """A server, and the paths and bodies of what it took for requests."""
+
+    url: str
+    heard: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def say(self, data: bytes) -> bytes:
+        """Send bytes, give all that comes until the server closes."""
+        with self.connect() as client:
+            client.sendall(data)
+            return read_all(client)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", httpx.URL(self.url).port), timeout=10)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    app = FastAPI()
+    with AppThread(app) as server:
+        served = Served(server.url)
+
+        @app.api_route("/{path:path}", methods=["GET", "POST"])
+        async def hear(path: str, request: Request) -> str:
+            served.heard.append((path, await request.body()))
+            return "heard"
+
+        yield served
+
+
+def read_all(client: socket.socket) -> bytes:
+    data = b""
+    while more := client.recv(1 << 16):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"Transfer-Encoding: gzip, chunked\r\n", 501),
+        (b"Transfer-Encoding : chunked\r\n", 400),
+        (b"Content-Length: 5, 5\r\n", 400),
+        (b"Content-Length: 5\r\nContent-Length: 5\r\n", 400),
+        (b"Content-Length: +5\r\n", 400),
+        (b"Content-Length: 99999999999999999999\r\n", 400),
+        (b"Content-Length: 9999999999999999999999999\r\n", 400),
+        (b"X: a\r\n folded\r\n", 400),
+        (b"X: a\r\n\tfolded\r\n", 400),
+        (b"X: a\nY: b\r\n", 400),
+        (b"X: a\rY: b\r\n", 400),
+        (b"Host: second\r\n", 400),
+    ],
+)
+def test_a_head_that_can_be_read_in_two_ways_is_refused_and_ends_its_connection(served, head, status):
+    body = b"0\r\n\r\n" if b"hunked" in head else b"hello"
+    answer = served.say(b"POST /first HTTP/1.1\r\nHost: h\r\n" + head + b"\r\n" + body + SECOND)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nConnection: close\r\n" in answer
+    assert b'{"code": "bad_request", "message": "' in answer
+    assert served.heard == []
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"GET /first HTTP/1.1\nHost: h\n\n", b"GET /first HTTP/1.1\r\nHost: h\n\r\n"],
+    ids=["all", "one"],
+)
+def test_lines_that_end_in_lf_alone_are_refused(served, first):
+    answer = served.say(first + SECOND)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"a line of the head ends in other than CR and LF" in answer
+    assert served.heard == []
+
+
+def test_a_later_request_of_a_connection_is_judged_like_the_first(served):
+    good = b"POST /good HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
+    bad = b"POST /bad HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    answer = served.say(good + bad + SECOND)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+    assert b"Content-Length and Transfer-Encoding exclude each other" in answer
+    assert served.heard == [("good", b"hello")]
+
+
+def test_good_requests_pass_however_they_come(served):
+    whole = (
+        b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n\n\n\r\n0\r\n\r\n"
+        + SECOND
+    )
+    with served.connect() as client:
+        for position in range(0, len(whole), 3):
+            client.sendall(whole[position : position + 3])
+        answer = read_all(client)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert served.heard == [("a", b"\n\n"), ("second", b"")]
+
+
+def test_the_answer_reaches_a_client_that_goes_on_sending(served):
+    with served.connect() as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5, 5\r\n\r\n" + b"x" * (1 << 20))
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).startswith(b"HTTP/1.1 400 ")
