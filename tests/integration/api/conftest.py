@@ -31,21 +31,22 @@ from tests.support.services import new_database
 class AppThread:
     """uvicorn in a thread: the real server, with its real way to cut connections."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, **changes: Any) -> None:
+        """changes: of the options of uvicorn."""
         # With the protocol named, as asyncio names it: only then does it switch off Nagle's wait of 40 ms per answer.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app,
-            log_level="error",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            lifespan="on",
-            ws="wsproto",
-            http=StrictHttpProtocol,
+        options: dict[str, Any] = {
+            "log_level": "error",
+            "access_log": False,
+            "timeout_graceful_shutdown": 1,
+            "lifespan": "on",
+            "ws": "wsproto",
+            "http": StrictHttpProtocol,
             # Tests come as clients of any address, not as the front proxy that is trusted on this machine.
-            proxy_headers=False,
-        )
+            "proxy_headers": False,
+        }
+        config = uvicorn.Config(app, **{**options, **changes})
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True

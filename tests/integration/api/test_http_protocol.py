@@ -1,13 +1,21 @@
 """What the API's server takes for a request at all. The application behind it counts what reached it."""
 
+import asyncio
+import contextlib
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.responses import StreamingResponse
+from websockets.sync.client import connect
 
+from api.http_protocol import StrictHttpProtocol
+from ingress.limits import Limits
 from tests.integration.api.conftest import AppThread
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -30,17 +38,55 @@ class Served:
         return socket.create_connection(("127.0.0.1", httpx.URL(self.url).port), timeout=10)
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+class HastyProtocol(StrictHttpProtocol):
+    """Waits less long."""
+
+    head_seconds = 0.5
+
+
+@contextlib.contextmanager
+def running(**options: Any) -> Iterator[Served]:
     app = FastAPI()
-    with AppThread(app) as server:
+    with AppThread(app, **options) as server:
         served = Served(server.url)
+
+        @app.post("/unread")
+        async def unread() -> str:
+            return "unread"
+
+        @app.websocket("/ws")
+        async def echo(websocket: WebSocket) -> None:
+            await websocket.accept()
+            while True:
+                await websocket.send_text(await websocket.receive_text())
+
+        @app.get("/stream")
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(count())
 
         @app.api_route("/{path:path}", methods=["GET", "POST"])
         async def hear(path: str, request: Request) -> str:
             served.heard.append((path, await request.body()))
             return "heard"
 
+        yield served
+
+
+async def count() -> AsyncIterator[bytes]:
+    for number in range(4):
+        await asyncio.sleep(0.3)
+        yield b"%d" % number
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with running() as served:
+        yield served
+
+
+@pytest.fixture
+def hasty() -> Iterator[Served]:
+    with running(http=HastyProtocol) as served:
         yield served
 
 
@@ -120,3 +166,69 @@ def test_the_answer_reaches_a_client_that_goes_on_sending(served):
         client.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5, 5\r\n\r\n" + b"x" * (1 << 20))
         client.shutdown(socket.SHUT_WR)
         assert read_all(client).startswith(b"HTTP/1.1 400 ")
+
+
+GOOD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def test_heads_have_as_long_to_come_as_at_the_ingress():
+    assert StrictHttpProtocol.head_seconds == Limits().head_seconds
+
+
+@pytest.mark.parametrize("before", [b"", GOOD], ids=["first", "later"])
+def test_a_head_that_does_not_come_to_its_end_ends_its_connection(hasty, before):
+    answers = hasty.say(before + b"GET /half HTTP/1.1\r\nHost:").split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"408"][not before :]
+    assert b'{"code": "request_timeout", "message": "the head of the request does not come"}' in answers[-1]
+
+
+def test_a_half_head_after_a_rest_ends_its_connection(hasty):
+    with hasty.connect() as client:
+        client.sendall(GOOD)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET /half")
+        assert b"HTTP/1.1 408 " in read_all(client)
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_longer(hasty):
+    with hasty.connect() as client, contextlib.suppress(ConnectionError):
+        for byte in (b"GET / HTTP/1.1\r\nX: " + b"x" * 1000)[:1000]:
+            client.sendall(bytes([byte]))
+            client.settimeout(0.05)
+            with contextlib.suppress(TimeoutError):
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+                return
+    pytest.fail("the head was awaited to its end")
+
+
+def test_a_connection_that_says_nothing_is_closed(hasty):
+    assert hasty.say(b"") == b""
+
+
+def test_an_idle_connection_a_slow_body_and_a_slow_answer_have_their_own_times(hasty):
+    with hasty.connect() as client:
+        client.sendall(GOOD)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.8)  # more than a head may take
+        client.sendall(GOOD[:-3])
+        time.sleep(0.8)
+        client.sendall(GOOD[-3:] + b"GET /stream HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        answers = read_all(client)
+    assert answers.count(b"HTTP/1.1 200 ") == 2
+    assert answers.endswith(b"1\r\n3\r\n0\r\n\r\n")
+    assert hasty.heard == [("a", b"hello"), ("a", b"hello")]
+
+
+def test_a_websocket_may_be_silent(hasty):
+    with connect(hasty.url.replace("http", "ws") + "/ws") as client:
+        time.sleep(0.8)
+        client.send("here")
+        assert client.recv(timeout=10) == "here"
+
+
+def test_an_idle_connection_ends_also_if_its_last_body_ended_after_the_answer():
+    with running(timeout_keep_alive=1) as served, served.connect() as client:
+        client.sendall(GOOD.replace(b"/a", b"/unread")[:-5])
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"hello")
+        assert read_all(client) == b""
