@@ -114,6 +114,15 @@ class Settings(BaseSettings):
     api_graceful_shutdown_seconds: int = Field(
         default=3, ge=0, le=600, description="What runs at a stop is cut after so long."
     )
+    # Nobody by default, this machine included: whoever is believed says from which address a bad key has come.
+    api_trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        examples=["10.0.0.7"],
+        description=(
+            "Proxies in front whose `X-Forwarded-For` and `-Proto` are believed: a JSON list of addresses or CIDR. "
+            "Of all others they count for nothing."
+        ),
+    )
     api_backlog: int = Field(
         default=2048, ge=1, le=65535, description="Most connections that wait to be accepted."
     )
@@ -375,7 +384,7 @@ class Settings(BaseSettings):
         default={}, description="Environment of all containers: a JSON object of texts."
     )
 
-    @field_validator("webhook_allowed_networks")
+    @field_validator("api_trusted_proxies", "webhook_allowed_networks")
     @classmethod
     def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
@@ -391,7 +400,7 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        *("runtimes", "webhook_allowed_networks", "worker_labels"),
+        *("api_trusted_proxies", "runtimes", "webhook_allowed_networks", "worker_labels"),
         *("docker_allowed_host_paths", "docker_allowed_volumes", "docker_sandbox_env"),
         mode="before",
     )

@@ -37,11 +37,18 @@ def api_command(host: str, port: int, options: Sequence[str] | None = None) -> t
 def api_options(settings: Settings) -> tuple[str, ...]:
     """Give what the settings say about the server of the API, as options of Uvicorn."""
     limit = settings.api_limit_concurrency
+    proxies = settings.api_trusted_proxies
     return (
         *("--timeout-graceful-shutdown", str(settings.api_graceful_shutdown_seconds)),
         *("--timeout-keep-alive", str(settings.api_keep_alive_seconds)),
         *("--backlog", str(settings.api_backlog)),
         *(("--limit-concurrency", str(limit)) if limit else ()),
+        # Said in either case: by itself Uvicorn believes this machine, and its own variable of the environment.
+        *(
+            ("--proxy-headers", "--forwarded-allow-ips", ",".join(proxies))
+            if proxies
+            else ("--no-proxy-headers",)
+        ),
     )
 
 

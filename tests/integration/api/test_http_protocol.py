@@ -10,12 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import StreamingResponse
+from pydantic import SecretStr
 from websockets.sync.client import connect
 
 from api.http_protocol import StrictHttpProtocol
+from core.config import Settings
 from ingress.limits import Limits
+from launcher.programs import api_command, api_options
 from tests.integration.api.conftest import AppThread
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -60,6 +64,10 @@ def running(**options: Any) -> Iterator[Served]:
             while True:
                 await websocket.send_text(await websocket.receive_text())
 
+        @app.get("/client")
+        async def client(request: Request) -> str:
+            return f"{request.client.host if request.client else None} {request.url.scheme}"
+
         @app.get("/stream")
         async def stream() -> StreamingResponse:
             return StreamingResponse(count())
@@ -88,6 +96,10 @@ def served() -> Iterator[Served]:
 def hasty() -> Iterator[Served]:
     with running(http=HastyProtocol) as served:
         yield served
+
+
+def settings(**values: Any) -> Settings:
+    return Settings(database_url=SecretStr("postgresql:"), redis_url=SecretStr("redis:"), **values)
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -232,3 +244,29 @@ def test_an_idle_connection_ends_also_if_its_last_body_ended_after_the_answer():
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         client.sendall(b"hello")
         assert read_all(client) == b""
+
+
+@pytest.mark.parametrize(
+    ("trusted", "seen"),
+    [
+        ((), "127.0.0.1 http"),
+        (("10.0.0.7",), "127.0.0.1 http"),
+        (("127.0.0.1",), "192.0.2.1 https"),
+        (("127.0.0.0/8", "10.0.0.7"), "192.0.2.1 https"),
+    ],
+    ids=str,
+)
+def test_who_a_client_is_says_only_a_proxy_of_the_settings(monkeypatch, trusted, seen):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    command = api_command("127.0.0.1", 80, api_options(settings(api_trusted_proxies=trusted)))
+    words = list(command[command.index("uvicorn") + 1 :])
+    given = uvicorn.main.make_context("uvicorn", words).params
+    options = {name: given[name] for name in ("proxy_headers", "forwarded_allow_ips")}
+    with running(**options) as served:
+        headers = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+        assert httpx.get(f"{served.url}/client", headers=headers).json() == seen
+
+
+def test_the_api_of_the_launcher_believes_no_proxy():
+    assert "--no-proxy-headers" in api_command("127.0.0.1", 80)
+    assert "--no-proxy-headers" in api_options(settings())
