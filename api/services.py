@@ -34,6 +34,7 @@ from services.log_hub import LogHub
 from services.member_probe import MemberProbe
 from services.pools import PoolService
 from services.regrades import RegradeService
+from services.sandbox_caps import SandboxCaps
 from services.schedules import ScheduleService
 from services.snapshots import SnapshotService
 from services.tenants import Authenticator, Operator, Principal
@@ -73,10 +74,19 @@ class ApiServices:
     probe: MemberProbe
     creators: asyncio.Semaphore
 
+    @property
+    def caps(self) -> SandboxCaps:
+        """The most that one sandbox may ask for."""
+        return SandboxCaps(pids=self.settings.sandbox_max_pids)
+
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
         """Batches of the caller's tenant."""
         return BatchService(
-            connection, caller.tenant_id, store=self.store, default_runtime=self.settings.runtime
+            connection,
+            caller.tenant_id,
+            store=self.store,
+            default_runtime=self.settings.runtime,
+            caps=self.caps,
         )
 
     def verbs(self, connection: Connection, caller: Principal) -> BatchVerbService:
@@ -105,6 +115,7 @@ class ApiServices:
             start_seconds=settings.sandbox_start_timeout_seconds,
             pull_seconds=settings.sandbox_pull_timeout_seconds,
             max_timeout_seconds=settings.max_sandbox_timeout_seconds,
+            caps=self.caps,
         )
         return LiveSandboxService(
             connection, caller.tenant_id, policy=policy, box=self.box, actor=f"key:{caller.key_id}"
@@ -128,6 +139,7 @@ class ApiServices:
             default_runtime=self.settings.runtime,
             max_age_seconds=self.settings.pool_member_age_seconds,
             actor=f"key:{caller.key_id}",
+            caps=self.caps,
         )
 
     def warm_creates(self, connection: Connection, caller: Principal) -> WarmCreates:
@@ -156,7 +168,7 @@ class ApiServices:
 
     def schedules(self, connection: Connection, caller: Principal) -> ScheduleService:
         """Schedules of the caller's tenant."""
-        return ScheduleService(connection, caller.tenant_id, store=self.store)
+        return ScheduleService(connection, caller.tenant_id, store=self.store, caps=self.caps)
 
     def webhooks(self, connection: Connection, caller: Principal) -> WebhookService:
         """Webhooks of the caller's tenant."""

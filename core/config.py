@@ -163,6 +163,15 @@ class Settings(BaseSettings):
         examples=[86400],
         description="Longest timeout a sandbox may be made with; a renewal may go beyond. Default: any.",
     )
+    # Build tools and browsers start hundreds; a fork bomb is stopped long before the host feels it. Not less than what
+    # a job has that names none.
+    sandbox_max_pids: int = Field(
+        default=4096,
+        ge=256,
+        le=4_194_304,
+        validation_alias=AliasChoices("SANDMILL_SANDBOX_MAX_PIDS", "SANDMILL_DOCKER_PIDS_LIMIT"),
+        description="Most processes and threads that one sandbox may ask for, of jobs and pools, too; more is refused.",
+    )
     # Each is as large as what its sandbox wrote; a hundred is far more than those who branch by hand ever keep.
     max_snapshots: int = Field(
         default=100, ge=0, description="Most snapshots of sandboxes that are kept of one tenant."
@@ -343,10 +352,6 @@ class Settings(BaseSettings):
     )
 
     docker_pull: bool = Field(default=True, description="Fetch images that the engine does not have.")
-    # Build tools and browsers start hundreds; a fork bomb is stopped long before the host feels it.
-    docker_pids_limit: int = Field(
-        default=4096, ge=16, le=4_194_304, description="Most processes and threads in one container."
-    )
     docker_oci_runtime: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",

@@ -191,6 +191,7 @@ ORIGINAL_KEYS: Mapping[str, Rule] = {
     ),
     "docker.api_timeout": Ignored("every call to the engine has a deadline of its own"),
     "docker.host_ip": Mapped("ingress_address"),
+    "docker.pids_limit": Mapped("sandbox_max_pids"),
     "docker.publish_host": Mapped("ingress_host"),
     **_all("docker", "port_range_min port_range_max", Ignored(_PORTS)),
     "docker.drop_capabilities": Chosen(
@@ -263,7 +264,7 @@ ORIGINAL_KEYS: Mapping[str, Rule] = {
     **_all("agent_sandbox", "template_file shutdown_policy ingress_enabled", Ignored(_KUBERNETES)),
 }
 """`section.key`, deeper tables by more dots. Keys with the same place here and there are ours, see `config_sections`:
-[server] host, port, api_key, limit_concurrency, backlog; [log] level; [docker] pids_limit, sandbox_env.
+[server] host, port, api_key, limit_concurrency, backlog; [log] level; [docker] sandbox_env.
 """
 
 REFUSED_VARIABLES: Mapping[str, str] = {

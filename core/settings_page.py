@@ -69,8 +69,8 @@ Programs that run alone need both, and on all machines the same ones. Clients re
 _ORIGINAL = """\
 ## Files of an OpenSandbox server
 
-They start Sandmill as they are. `[server] host`, `port`, `api_key`, `limit_concurrency` and `backlog`, `[log] level`,
-`[docker] pids_limit` and `sandbox_env` mean the same here; these are read, told as without effect, or refused where
+They start Sandmill as they are. `[server] host`, `port`, `api_key`, `limit_concurrency` and `backlog`, `[log] level`
+and `[docker] sandbox_env` mean the same here; these are read, told as without effect, or refused where
 leaving them out would protect somebody less than the file says. Its variables `OPENSANDBOX_SERVER_API_KEY` and
 `OPENSANDBOX_INSECURE_SERVER` are read as well. The API listens on 127.0.0.1 unless the file says otherwise.
 

@@ -124,7 +124,12 @@ def doctor(_config: ConfigOption = None) -> None:
     settings = read_launcher_settings()
     _tell(config_warnings(programs))
     failed = False
-    for finding in examine(settings, runtimes=programs.runtimes):
+    for finding in examine(
+        settings,
+        runtimes=programs.runtimes,
+        worker_slots=programs.worker_slots,
+        max_pids=programs.sandbox_max_pids,
+    ):
         typer.echo(str(finding))
         failed = failed or finding.mark is Mark.FAIL
     if failed:

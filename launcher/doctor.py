@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -50,15 +50,27 @@ class Finding:
 _RUNTIMES = ("local", "docker")
 
 
-def examine(settings: LauncherSettings, *, runtimes: Sequence[str] = ("local",)) -> Iterator[Finding]:
+_PID_MAX = Path("/proc/sys/kernel/pid_max")
+
+
+def examine(
+    settings: LauncherSettings,
+    *,
+    runtimes: Sequence[str] = ("local",),
+    worker_slots: int | None = None,
+    max_pids: int | None = None,
+) -> Iterator[Finding]:
     """Run every check, one after the other; a failed one does not stop the rest.
 
-    runtimes: which the worker of this machine is to offer; others may be missing.
+    runtimes: which the worker of this machine is to offer; others may be missing. worker_slots, max_pids: see the
+    settings; None: not looked at.
     """
     config = find_config_file(os.environ)
     yield Finding("config", Mark.OK, str(config) if config else "no file: all from the environment")
     is_new_enough = sys.version_info >= (3, 11)
     yield Finding("python", Mark.OK if is_new_enough else Mark.FAIL, sys.version.split()[0])
+    if worker_slots is not None and max_pids is not None:
+        yield from _check_processes(worker_slots, max_pids)
     home = _check("home", lambda: _check_home(settings.home), is_required=True)
     yield home
     if home.mark is Mark.FAIL:
@@ -85,6 +97,19 @@ def _check_home(path: Path) -> str:
     home = Home(path)
     home.check()
     return f"{home.path} is writable, {shutil.disk_usage(home.path).free // 2**30} GiB free"
+
+
+def _check_processes(slots: int, max_pids: int) -> Iterator[Finding]:
+    """Say whether sandboxes that fork without end could take every process of this machine."""
+    with suppress(OSError, ValueError):  # a kernel that does not say
+        most = int(_PID_MAX.read_text())
+        if slots * max_pids >= most:
+            detail = (
+                f"{slots} sandboxes of {max_pids} each could take all {most} that this machine can have: set the "
+                f"sysctl kernel.pid_max above {slots * max_pids}, or lower SANDMILL_SANDBOX_MAX_PIDS or "
+                "SANDMILL_WORKER_SLOTS"
+            )
+            yield Finding("processes", Mark.NOTE, detail)
 
 
 def _check_stores(settings: LauncherSettings, folder: Path) -> Iterator[Finding]:

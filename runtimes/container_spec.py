@@ -98,7 +98,7 @@ class ContainerRules:
     """Guards that hold for all containers of this runtime. seccomp: JSON profile.
 
     default_user: (uid, gid) in the place of an image's root; None: others for each sandbox, see `own_user`.
-    root_capabilities: of writable sandboxes only. environment: of all. pids_limit, open_files_limit: at most.
+    root_capabilities: of writable sandboxes only. environment: of all. open_files_limit: at most.
     apparmor: name of the profile, where the host has it. is_remapped, limits_disk: see `EngineFacts`.
     """
 
@@ -114,7 +114,6 @@ class ContainerRules:
     apparmor: str | None = None
     is_remapped: bool = False
     limits_disk: bool = False
-    pids_limit: int | None = None
     open_files_limit: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -273,7 +272,6 @@ def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> di
     if rules.apparmor:
         options.append(f"apparmor={rules.apparmor}")
     is_writable = spec.is_writable or rules.is_root_writable
-    pids = limits.pids if rules.pids_limit is None else min(limits.pids, rules.pids_limit)
     oci_runtime = spec.oci_runtime or rules.oci_runtime
     more: dict[str, Any] = {}
     if spec.is_writable and rules.root_capabilities:
@@ -293,7 +291,7 @@ def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> di
         "SecurityOpt": [*options, f"seccomp={rules.seccomp}"],
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
-        "PidsLimit": pids + rules.family.extra_pids,
+        "PidsLimit": limits.pids + rules.family.extra_pids,
         "Ulimits": _rlimits(spec, rules),
         "CpuPeriod": _PERIOD_US,
         "CpuQuota": max(1_000, limits.cpu_millicores * _PERIOD_US // 1000),

@@ -98,7 +98,7 @@ class DockerConfig(BaseModel):
     oci_runtime: a name from the engine's list, e.g. runsc, for sandboxes that name none.
     allowed_host_paths: folders of this host that sandboxes may ask for. allowed_volumes: patterns of names of volumes
     that were not made by sandboxes, which they may ask for all the same.
-    parallel_creates: containers made at a time; None: two per processor. pids_limit: at most, whatever is asked.
+    parallel_creates: containers made at a time; None: two per processor.
     sandbox_env: environment of all sandboxes.
     """
 
@@ -115,7 +115,6 @@ class DockerConfig(BaseModel):
     allowed_host_paths: tuple[str, ...] = ()
     allowed_volumes: tuple[str, ...] = ()
     parallel_creates: int | None = Field(default=None, ge=1, le=1024)
-    pids_limit: int | None = Field(default=None, ge=16, le=4_194_304)
     sandbox_env: Mapping[str, str] = Field(default_factory=dict)
 
 
@@ -200,7 +199,6 @@ class DockerRuntime(Runtime):
             apparmor=_APPARMOR_PROFILE if facts.has_apparmor else None,
             is_remapped=facts.is_remapped,
             limits_disk=facts.limits_disk,
-            pids_limit=self._config.pids_limit,
             open_files_limit=self._open_files_limit,
             environment=self._config.sandbox_env,
         )

@@ -17,6 +17,7 @@ from scheduler.loops import Loop
 from services.live_sandboxes import SandboxPolicy
 from services.pool_keeping import PoolKeeper
 from services.retention import Retention, RetentionPolicy
+from services.sandbox_caps import SandboxCaps
 from services.schedule_firing import ScheduleFirer
 from services.wake import Wake
 from services.webhook_delivery import WebhookPolicy, WebhookSender
@@ -63,7 +64,12 @@ class SideLoops:
         )
         self._webhooks = Loop("webhooks", self._send, interval_seconds=_WEBHOOK_SECONDS, enabled=enabled)
         store = BlobStore(settings.home_path / "blobs")
-        self._firer = ScheduleFirer(self._engine, store, default_runtime=settings.runtime)
+        self._firer = ScheduleFirer(
+            self._engine,
+            store,
+            default_runtime=settings.runtime,
+            caps=SandboxCaps(pids=settings.sandbox_max_pids),
+        )
         self._retention = Retention(self._engine, store, _retention_policy(settings))
         self._on_submitted = on_submitted
         self._pools = Loop(

@@ -33,6 +33,7 @@ from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import JobSpec, digest_of
 from services.problems import InvalidFieldsError, Problem
 from services.queue_room import QueueRoom
+from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 
 __all__ = [
     "MAX_TRIALS",
@@ -142,12 +143,19 @@ class BatchService:
     """Batches and jobs of one tenant, inside the caller's transaction."""
 
     def __init__(
-        self, connection: Connection, tenant_id: int, *, store: BlobStore, default_runtime: str = "local"
+        self,
+        connection: Connection,
+        tenant_id: int,
+        *,
+        store: BlobStore,
+        default_runtime: str = "local",
+        caps: SandboxCaps = DEFAULT_CAPS,
     ) -> None:
-        """store: for inputs. default_runtime: of jobs that name none."""
+        """store: for inputs. default_runtime: of jobs that name none. caps: on what a job's sandbox may ask for."""
         self._connection = connection
         self._tenant_id = tenant_id
         self._default_runtime = default_runtime
+        self._caps = caps
         self._batches = BatchRepository(connection, tenant_id)
         self._jobs = JobRepository(connection, tenant_id)
         self._room = QueueRoom(connection, tenant_id)
@@ -158,7 +166,8 @@ class BatchService:
     def create(self, batch: NewBatch, identity: RequestIdentity | None = None) -> Created:
         """Accept a batch: after the commit it will run, whatever crashes.
 
-        Raises InvalidFieldsError for blobs the tenant does not have, QuotaExceededError, IdempotencyConflictError.
+        Raises InvalidFieldsError for blobs the tenant does not have and for limits above the installation's,
+        QuotaExceededError, IdempotencyConflictError.
         """
         batch_id = new_id()
         # First, so that of many equal requests at once all but one wait here and then answer with its batch.
@@ -191,10 +200,11 @@ class BatchService:
         return Created(batch_id, replayed=False)
 
     def check(self, batch: NewBatch) -> None:
-        """Take over a batch's files, and check that it names only what the tenant has.
+        """Take over a batch's files, and check that it asks only for what the tenant has and the installation gives.
 
-        Raises InvalidFieldsError for blobs, InvalidRequestError for a secret of a webhook.
+        Raises InvalidFieldsError for blobs and limits, InvalidRequestError for a secret of a webhook.
         """
+        self._refuse_excesses(batch.jobs)
         self._take_files(batch.jobs)
         if batch.webhook is not None:
             self._webhooks.check(batch.webhook)
@@ -202,8 +212,9 @@ class BatchService:
     def append(self, batch_id: UUID, jobs: NewJobs, identity: RequestIdentity | None = None) -> Created:
         """Add jobs to an open batch, all or none.
 
-        Raises NotFoundError, ConflictError for a batch that takes no more, InvalidFieldsError for keys it has and for
-        needs and blobs it or the tenant has not, QuotaExceededError, IdempotencyConflictError.
+        Raises NotFoundError, ConflictError for a batch that takes no more, InvalidFieldsError for keys it has, for
+        needs and blobs it or the tenant has not and for limits above the installation's, QuotaExceededError,
+        IdempotencyConflictError.
         """
         earlier = self._keys.claim(identity, batch_id) if identity is not None else None
         if earlier is not None:
@@ -220,6 +231,7 @@ class BatchService:
         if batch.trial_count + trials > MAX_TRIALS:
             message = f"{batch.trial_count} trials in the batch and {trials} more; at most {MAX_TRIALS}"
             raise InvalidFieldsError([Problem("jobs", f"{message}: begin another batch")])
+        self._refuse_excesses(jobs)
         self._take_files(jobs)
         self._room.refuse_early(trials)
         self._batches.grow(batch_id, jobs=len(jobs.specs), trials=trials)
@@ -276,6 +288,15 @@ class BatchService:
     def _with_counts(self, rows: Sequence[JobRow]) -> list[JobSummary]:
         counts = self._jobs.counts([row.id for row in rows])
         return [JobSummary(row, _to_counts(row.trial_count, counts.get(row.id, []))) for row in rows]
+
+    def _refuse_excesses(self, jobs: NewJobs) -> None:
+        problems = [
+            Problem(jobs.place(number, field), message)
+            for number, spec in enumerate(jobs.specs)
+            for field, message in self._caps.excesses_of_job(spec.resources)
+        ]
+        if problems:
+            raise InvalidFieldsError(problems)
 
     def _take_files(self, jobs: NewJobs) -> None:
         self._blobs.grant_all(jobs.files)

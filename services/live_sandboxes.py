@@ -27,6 +27,7 @@ from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.queue_room import QueueRoom
 from services.runtime_offers import labels_needed
+from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 from services.sandbox_errors import (
     EndpointNotReadyError,
     SandboxMissingError,
@@ -75,7 +76,7 @@ class SandboxPolicy:
     cpu_request, memory_request: the part of its limits that a sandbox holds back on its node and of its tenant's
     quotas; most of them wait most of the time. start_seconds: from the request to the claim, and from the image being
     there to running. pull_seconds: for the image to come.
-    max_timeout_seconds: of a create; None: any.
+    max_timeout_seconds: of a create; None: any. caps: on what one may ask for.
     """
 
     default_runtime: str = "local"
@@ -84,6 +85,7 @@ class SandboxPolicy:
     start_seconds: float = 60.0
     pull_seconds: float = 1800.0
     max_timeout_seconds: int | None = None
+    caps: SandboxCaps = DEFAULT_CAPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,9 @@ class LiveSandboxService:
     ) -> tuple[UUID, bool]:
         """Accept a sandbox; gives its id, and whether the same request made it before.
 
-        Raises QuotaExceededError, WireInvalidError for a timeout beyond the installation's and for what no node could
-        give it, IdempotencyConflictError, SnapshotMissingError, SnapshotStateError, NotSupportedError for registry
-        credentials where nothing can be sealed.
+        Raises QuotaExceededError, WireInvalidError for a timeout or a limit beyond the installation's and for what no
+        node could give it, IdempotencyConflictError, SnapshotMissingError, SnapshotStateError, NotSupportedError for
+        registry credentials where nothing can be sealed.
         """
         earlier = self._keys.claim(identity, sandbox_id) if identity is not None else None
         if earlier is not None:
@@ -176,6 +178,7 @@ class LiveSandboxService:
         self.check_timeout(new.timeout_seconds)
         if new.snapshot_id is not None:
             new = self._restored(new, new.snapshot_id)
+        self._policy.caps.check_live(new.spec.resources)
         runtime = new.runtime or self._policy.default_runtime
         labels = labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
         if labels:

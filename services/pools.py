@@ -18,6 +18,7 @@ from services.early_ends import session_end
 from services.live_sandboxes import NewSandbox
 from services.pool_plan import Capacity
 from services.runtime_offers import labels_needed
+from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 from services.sandbox_errors import PoolMissingError, WireConflictError, WireInvalidError
 from services.session_spec import SessionSpec
 
@@ -66,8 +67,12 @@ class PoolService:
         default_runtime: str,
         max_age_seconds: float,
         actor: str,
+        caps: SandboxCaps = DEFAULT_CAPS,
     ) -> None:
-        """box: seals passwords of registries. max_age_seconds: see the setting. actor: who calls, for the history."""
+        """box: seals passwords of registries. max_age_seconds: see the setting. actor: who calls, for the history.
+
+        caps: on what a member may ask for.
+        """
         self._connection = connection
         self._pools = PoolRepository(connection, tenant_id)
         self._keeping = PoolKeepingRepository(connection)
@@ -75,6 +80,7 @@ class PoolService:
         self._default_runtime = default_runtime
         self._max_age_seconds = max_age_seconds
         self._actor = actor
+        self._caps = caps
 
     def create(self, name: str, template: PoolTemplate, capacity: Capacity) -> KeptPool:
         """Make one; members come soon. Raises WireConflictError for a name in use or too many pools."""
@@ -120,6 +126,7 @@ class PoolService:
 
     def _check_offered(self, new: NewSandbox) -> None:
         try:
+            self._caps.check_live(new.spec.resources)
             runtime = new.runtime or self._default_runtime
             labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
         except WireInvalidError as error:

@@ -14,6 +14,7 @@ from repositories.schedules import DueRepository, NewFire, ScheduleRow
 from services.batch_templates import from_template
 from services.batches import BatchService
 from services.cron import fires_after
+from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 
 __all__ = ["MAX_CATCH_UP", "ScheduleFirer"]
 
@@ -30,11 +31,19 @@ _MAX_LOOK_BACK = timedelta(days=370)
 class ScheduleFirer:
     """Looks for schedules that are due."""
 
-    def __init__(self, engine: Engine, store: BlobStore, *, default_runtime: str) -> None:
-        """default_runtime: of jobs that name none."""
+    def __init__(
+        self,
+        engine: Engine,
+        store: BlobStore,
+        *,
+        default_runtime: str,
+        caps: SandboxCaps = DEFAULT_CAPS,
+    ) -> None:
+        """default_runtime: of jobs that name none. caps: on what a job's sandbox may ask for."""
         self._engine = engine
         self._store = store
         self._default_runtime = default_runtime
+        self._caps = caps
 
     def tick(self) -> int:
         """Fire all that is due; gives how many batches were submitted.
@@ -84,7 +93,11 @@ class ScheduleFirer:
         if row.overlap == "skip" and repository.last_batch_runs(row.id):
             return NewFire(fire_at, "overlapped", detail="the batch before is still running")
         service = BatchService(
-            connection, row.tenant_id, store=self._store, default_runtime=self._default_runtime
+            connection,
+            row.tenant_id,
+            store=self._store,
+            default_runtime=self._default_runtime,
+            caps=self._caps,
         )
         try:
             # What a refusal leaves behind must not be in the transaction that notes it.

@@ -16,6 +16,7 @@ from services.batch_templates import to_template
 from services.batches import BatchService, NewBatch
 from services.cron import fires_after, parse_cron
 from services.problems import InvalidFieldsError, Problem
+from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 
 __all__ = ["CatchUp", "NewSchedule", "Overlap", "ScheduleService", "next_fires"]
 
@@ -49,10 +50,17 @@ def next_fires(row: ScheduleRow, *, count: int) -> list[datetime]:
 class ScheduleService:
     """Schedules of one tenant, inside the caller's transaction."""
 
-    def __init__(self, connection: Connection, tenant_id: int, *, store: BlobStore) -> None:
-        """store: for inputs that came inline; the caller has put them there."""
+    def __init__(
+        self,
+        connection: Connection,
+        tenant_id: int,
+        *,
+        store: BlobStore,
+        caps: SandboxCaps = DEFAULT_CAPS,
+    ) -> None:
+        """store: for inputs that came inline; the caller has put them there. caps: on what a job's sandbox may have."""
         self._repository = ScheduleRepository(connection, tenant_id)
-        self._batches = BatchService(connection, tenant_id, store=store)
+        self._batches = BatchService(connection, tenant_id, store=store, caps=caps)
 
     def create(self, wanted: NewSchedule) -> ScheduleRow:
         """Add one. Raises InvalidRequestError, InvalidFieldsError, ConflictError, QuotaExceededError."""

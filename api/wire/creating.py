@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from api.services import ApiServices, make_identity
 from api.wire.bodies import read_body, read_json
 from api.wire.pool_requests import pool_reference, to_pool_ask
-from api.wire.requests import to_new_sandbox
+from api.wire.requests import default_resources, to_new_sandbox
 from api.wire.schemas import CreateSandboxRequest
 from core.failpoints import failpoint
 from core.ids import new_id
@@ -46,7 +46,8 @@ def create(services: ApiServices, caller: Principal, body: bytes, key: str | Non
     identity = make_identity(key, "sandboxes", value)
     pool = pool_reference(request)
     if pool is None:
-        return _create(services, caller, to_new_sandbox(request), identity, began=began)
+        new = to_new_sandbox(request, default_resources(services.caps))
+        return _create(services, caller, new, identity, began=began)
     ask = to_pool_ask(request, pool)
     try:
         return _create(services, caller, ask, identity, began=began)

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from api.schemas.fields import WorkPath
 from api.validation import check_schema
 from api.wire.requests import (
+    DEFAULT_RESOURCES,
     POOL_KEY,
     RUNTIME_KEYS,
     check_labels,
@@ -95,8 +96,11 @@ def to_pool_ask(request: CreateSandboxRequest, pool: str) -> PoolAsk:
     )
 
 
-def to_pool_template(sent: Mapping[str, Any]) -> PoolTemplate:
-    """Read a template in either form. Raises WireInvalidError, InvalidFieldsError: nothing in it is left out."""
+def to_pool_template(sent: Mapping[str, Any], default: Resources = DEFAULT_RESOURCES) -> PoolTemplate:
+    """Read a template in either form. default: of limits that it does not name.
+
+    Raises WireInvalidError, InvalidFieldsError: nothing in it is left out.
+    """
     if "spec" in sent:
         request = _from_pod(_checked(PodTemplateRequest, sent))
     else:
@@ -117,7 +121,7 @@ def to_pool_template(sent: Mapping[str, Any]) -> PoolTemplate:
     extensions = request.extensions or {}
     for name in extensions.keys() - _EXTENSIONS:
         raise _refused(f"extensions.{name[:100]}", f"there are {', '.join(sorted(_EXTENSIONS))}")
-    sandbox = _to_sandbox(request, sent)
+    sandbox = _to_sandbox(request, sent, default)
     whom = extensions.get(_FOR_KEY, _FOR_SANDBOXES)
     if whom == _FOR_JOBS:
         sandbox = _to_job_member(sandbox, request, sent)
@@ -250,10 +254,10 @@ def _from_pod(pod: PodTemplateRequest) -> CreateSandboxRequest:
     )
 
 
-def _to_sandbox(request: CreateSandboxRequest, sent: Mapping[str, Any]) -> NewSandbox:
+def _to_sandbox(request: CreateSandboxRequest, sent: Mapping[str, Any], default: Resources) -> NewSandbox:
     """Check it as a create of the same content is checked, so that the two are the same thing."""
     try:
-        new = to_new_sandbox(request)
+        new = to_new_sandbox(request, default)
     except WireInvalidError as error:
         field = f"template.{error.field}" if error.field else "template"
         message = error.message.removeprefix(f"{error.field}: ")

@@ -10,6 +10,7 @@ from api.services import Caller, Services
 from api.wire.bodies import read_body, read_json
 from api.wire.errors import WIRE_TAG
 from api.wire.pool_requests import check_pool_name, to_capacity, to_pool_template
+from api.wire.requests import default_resources
 from api.wire.schemas import ChangePoolRequest, CreatePoolRequest, PoolListView
 from api.wire.views import to_pool_view
 
@@ -24,7 +25,8 @@ def create_pool(
 ) -> Response:
     """Make one. Its members come in the background."""
     request = read_body(CreatePoolRequest, read_json(body))
-    name, template = check_pool_name(request.name), to_pool_template(request.template)
+    name = check_pool_name(request.name)
+    template = to_pool_template(request.template, default_resources(services.caps))
     with services.engine.begin() as connection:
         made = services.pools(connection, caller).create(name, template, to_capacity(request.capacity_spec))
     services.wake.pools()
@@ -55,7 +57,9 @@ def change_pool(
 ) -> Response:
     """Resize one, or give it another template."""
     request = read_body(ChangePoolRequest, read_json(body))
-    template = None if request.template is None else to_pool_template(request.template)
+    template = None
+    if request.template is not None:
+        template = to_pool_template(request.template, default_resources(services.caps))
     capacity = None if request.capacity_spec is None else to_capacity(request.capacity_spec)
     with services.engine.begin() as connection:
         pool = services.pools(connection, caller).change(name, capacity=capacity, template=template)

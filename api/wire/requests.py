@@ -16,6 +16,7 @@ from models.live_sandboxes import WireState
 from runtimes.local.images.names import ImageName
 from services.jobspec import Resources
 from services.live_sandboxes import MAX_METADATA, NewSandbox
+from services.sandbox_caps import SandboxCaps
 from services.sandbox_errors import SnapshotMissingError, WireInvalidError, WireUnsupportedError
 from services.session_spec import IDLE_ENTRYPOINT, IDLE_ENTRYPOINTS, SessionSpec, Volume
 
@@ -25,6 +26,7 @@ __all__ = [
     "RUNTIME_KEYS",
     "check_labels",
     "check_metadata_patch",
+    "default_resources",
     "parse_metadata_filter",
     "parse_renew_seconds",
     "parse_resources",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 DEFAULT_RESOURCES = Resources(cpu_millicores=1000, memory_bytes=2 << 30, disk_bytes=1 << 30, pids=1024, gpu=0)
-"""Of a sandbox that names no limit of a kind: nothing is ever unlimited."""
+"""Of a sandbox that names no limit of a kind: nothing is ever unlimited. See `default_resources`."""
 
 _INVALID = "SANDBOX::INVALID_PARAMETER"
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -65,8 +67,16 @@ RUNTIME_KEYS = frozenset({_RUNTIME_KEY, _OCI_KEY})
 _PLATFORMS = {"os": ("linux", "windows"), "arch": ("amd64", "arm64")}
 
 
-def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
-    """Check a create and give the sandbox. Raises WireInvalidError, WireUnsupportedError, SnapshotMissingError."""
+def default_resources(caps: SandboxCaps) -> Resources:
+    """Give what a sandbox has that names no limit, where there are these caps."""
+    return replace(DEFAULT_RESOURCES, pids=min(DEFAULT_RESOURCES.pids, caps.pids))
+
+
+def to_new_sandbox(request: CreateSandboxRequest, default: Resources = DEFAULT_RESOURCES) -> NewSandbox:
+    """Check a create and give the sandbox. default: of limits that it does not name.
+
+    Raises WireInvalidError, WireUnsupportedError, SnapshotMissingError.
+    """
     _refuse_what_is_missing(request)
     _check_sources(request)
     if request.resource_limits is None:
@@ -78,7 +88,7 @@ def to_new_sandbox(request: CreateSandboxRequest) -> NewSandbox:
     platform = _platform(request)
     spec = SessionSpec(
         image=_image(request),
-        resources=parse_resources(request.resource_limits),
+        resources=parse_resources(request.resource_limits, default),
         entrypoint=() if entrypoint in IDLE_ENTRYPOINTS else entrypoint,
         env=_environment(request.env or {}),
         volumes=_volumes(request.volumes or ()),

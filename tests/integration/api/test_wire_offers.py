@@ -113,3 +113,65 @@ def test_template_of_a_pool_is_held_to_the_same(api):
     assert (answer.status_code, answer.json()["code"]) == (400, INVALID)
     assert answer.json()["message"].startswith("template.resourceLimits.gpu: ")
     assert api.client.get("/v1/pools").json() == {"items": []}
+
+
+CAPS = [("pids", "4096", "4097")]
+
+
+def job(**resources: Any) -> dict[str, Any]:
+    steps = [{"name": "s", "run": "true"}]
+    return {"key": "a", "image": {"ref": "host"}, "steps": steps, "resources": resources}
+
+
+def refused_job(api: ApiWorld, path: str, body: dict[str, Any], field: str, *words: str) -> None:
+    answer = api.client.post(path, json=body)
+    assert answer.status_code == 422, answer.text
+    (problem,) = answer.json()["details"]
+    assert problem["field"] == field
+    for word in words:
+        assert word in problem["message"]
+    assert api.count("jobs") == 0
+
+
+def post_pool(api: ApiWorld, name: str, limits: dict[str, str]) -> httpx.Response:
+    capacity = {"bufferMin": 0, "bufferMax": 0, "poolMin": 0, "poolMax": 1}
+    template = {"image": {"uri": "host"}, "resourceLimits": limits}
+    return api.client.post("/v1/pools", json={"name": name, "template": template, "capacitySpec": capacity})
+
+
+@pytest.mark.parametrize(("key", "most", "more"), CAPS)
+def test_limits_above_the_installations_are_refused(api, key, most, more):
+    refused(api, f"resourceLimits.{key}", f"is {more}", f"at most {most}", resourceLimits={key: more})
+    assert post(api, resourceLimits={key: most}).status_code == 202
+    answer = post_pool(api, "p", {key: more})
+    assert (answer.status_code, answer.json()["code"]) == (400, INVALID)
+    assert answer.json()["message"].startswith(f"template.resourceLimits.{key}: is {more}")
+    assert post_pool(api, "p", {key: most}).status_code == 201
+
+
+@pytest.mark.parametrize(("key", "most", "more"), [("pids", 4096, 4097)])
+def test_limits_of_jobs_above_the_installations_are_refused(api, key, most, more):
+    jobs = {"jobs": [job(**{key: more})]}
+    told = (f"jobs[0].resources.{key}", f"is {more}", f"at most {most}")
+    refused_job(api, "/v1/batches", jobs, *told)
+    refused_job(api, "/v1/jobs", job(**{key: more}), f"resources.{key}")
+    plan = {"name": "n", "cron": "0 3 * * *", "timezone": "UTC", "batch": jobs}
+    refused_job(api, "/v1/schedules", plan, f"batch.jobs[0].resources.{key}")
+    open_batch = api.client.post("/v1/batches", json={"open": True, "jobs": []}).json()["id"]
+    refused_job(api, f"/v1/batches/{open_batch}/jobs", jobs, *told)
+    with changed_settings(api.app, sandbox_max_pids=300):
+        refused_job(api, "/v1/batches", {"jobs": [job(pids=301)]}, "jobs[0].resources.pids", "at most 300")
+    assert api.client.post("/v1/batches", json={"jobs": [job(**{key: most})]}).status_code == 202
+
+
+def test_who_names_no_number_of_processes_has_no_more_than_there_may_be(api):
+    with changed_settings(api.app, sandbox_max_pids=300):
+        refused(api, "resourceLimits.pids", "at most 300", resourceLimits={"pids": "301"})
+        sandbox = post(api).json()["id"]
+        assert post_pool(api, "p", {"cpu": "1"}).status_code == 201
+    (row,) = api.rows(
+        "SELECT j.spec FROM trials t JOIN jobs j ON j.id = t.job_id WHERE t.id = %(id)s", id=sandbox
+    )
+    assert row["spec"]["resources"]["pids"] == 300
+    (pool,) = api.rows("SELECT spec FROM sandbox_pools")
+    assert pool["spec"]["resources"]["pids"] == 300

@@ -9,6 +9,7 @@ import pytest
 
 from core.blobstore import BlobStore
 from services.batches import BatchService, NewBatch, NewJobs
+from services.sandbox_caps import SandboxCaps
 from services.schedule_firing import ScheduleFirer
 from services.schedules import NewSchedule, ScheduleService
 from tests.support.queue import QueueWorld, make_spec
@@ -185,6 +186,12 @@ def test_refusal_is_noted_and_leaves_nothing(world, firer):
     assert (row["outcome"], row["batch_id"]) == ("refused", None)
     assert "queued" in row["detail"]
     assert batches(world) == 0
+
+
+def test_jobs_above_a_cap_that_came_later_are_refused(world):
+    add(world, world.tenant(), due=timedelta())
+    assert ScheduleFirer(world.engine, STORE, default_runtime="fake", caps=SandboxCaps(pids=10)).tick() == 0
+    assert fires(world)[0]["detail"].startswith("jobs[0].resources.pids: is 256; ")
 
 
 def test_paused_schedule_fires_not_and_catches_nothing_up(world, firer):

@@ -193,11 +193,6 @@ def test_more_open_files_than_the_engine_can_give_are_as_many_as_it_can(kind):
         assert 1024 <= int(box.sh("ulimit -n").out) <= 1_048_576
 
 
-def test_most_processes_are_what_the_node_says(kind, runtime_folder):
-    with docker_kind(runtime_folder, pids_limit=32) as own, own.box(limits={"pids": 64}) as box:
-        assert json.loads(docker_output("inspect", box.handle.ref))[0]["HostConfig"]["PidsLimit"] == 32
-
-
 def test_sandbox_that_writes_too_much_is_ended_and_says_why(kind):
     limits = {"disk_bytes": 8 << 20}
     with kind.box(limits=limits, **LIVE) as box:

@@ -133,17 +133,17 @@ def test_a_wrong_value_that_the_environment_overrules_is_not_told(write, monkeyp
         (
             "docker.pids_limit = 'x'",
             1,
-            "[docker] pids_limit: must be a whole number from 16 to 4194304, not 'x'",
+            "[docker] pids_limit: must be a whole number from 256 to 4194304, not 'x'",
         ),
         (
             "docker = {pids_limit = 'x'}",
             1,
-            "[docker] pids_limit: must be a whole number from 16 to 4194304, not 'x'",
+            "[docker] pids_limit: must be a whole number from 256 to 4194304, not 'x'",
         ),
         (
             '["docker"]\n"pids_limit" = 1.5',
             2,
-            "[docker] pids_limit: must be a whole number from 16 to 4194304, not 1.5",
+            "[docker] pids_limit: must be a whole number from 256 to 4194304, not 1.5",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_is_wrong_is_told_with_line_key_and_what_it_may_be(write, text, lin
 
 def test_an_unknown_key_that_is_like_none_is_told_with_those_of_its_section(write):
     assert refusal(write("[docker]\nzzzqqq = 1")).endswith(
-        "[docker] may have pull, pids_limit, oci_runtime, allowed_host_paths, allowed_volumes, "
+        "[docker] may have pull, oci_runtime, allowed_host_paths, allowed_volumes, "
         "user, writable_root, parallel_creates, sandbox_env"
     )
 

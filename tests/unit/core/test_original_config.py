@@ -32,7 +32,7 @@ MEANS_THE_SAME = [
         '[runtime]\ntype = "docker"\n[worker]\nruntimes = ["docker", "local"]',
         {"runtime": "docker", "runtimes": ["docker", "local"]},
     ),
-    ("[docker]\npids_limit = 512", {"docker_pids_limit": 512}),
+    ("[docker]\npids_limit = 512", {"sandbox_max_pids": 512}),
     ('[docker.sandbox_env]\nLANG = "C"', {"docker_sandbox_env": {"LANG": "C"}}),
     ('[docker]\nhost_ip = "10.0.0.7"', {"ingress_address": "10.0.0.7"}),
     ('[docker]\npublish_host = "0.0.0.0"', {"ingress_host": "0.0.0.0"}),

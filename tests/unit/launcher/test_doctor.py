@@ -40,3 +40,15 @@ def test_a_runtime_that_does_not_work_has_no_notes(monkeypatch, tmp_path, is_req
         f"{mark}  runtime local: no engine: install one",
         "ok    runtime local, by hand: seen",
     ]
+
+
+@pytest.mark.parametrize(("slots", "is_told"), [(7, False), (8, True), (128, True)])
+def test_sandboxes_that_could_take_every_process_are_told(monkeypatch, tmp_path, slots, is_told):
+    (tmp_path / "pid_max").write_text("32768\n")
+    monkeypatch.setattr(doctor, "_PID_MAX", tmp_path / "pid_max")
+    found = [str(finding) for finding in doctor._check_processes(slots, 4096)]
+    assert [line.startswith(f"note  processes: {slots} sandboxes of 4096 each") for line in found] == [
+        True
+    ] * is_told
+    monkeypatch.setattr(doctor, "_PID_MAX", tmp_path / "missing")
+    assert list(doctor._check_processes(slots, 4096)) == []
