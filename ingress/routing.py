@@ -11,9 +11,12 @@ from traffic.heads import RequestHead, values_of
 
 __all__ = ["Route", "find_route"]
 
-_ID: Final = rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
+_ID: Final = rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""In its one spelling: what another reader might take for the same id names no sandbox."""
 _PORT: Final = rb"[1-9][0-9]{0,4}"
 _KEY: Final = re.compile(rb"(%b)-(%b)" % (_ID, _PORT))
+_UNSPELLED: Final = re.compile(rb"(?:urn:uuid:)?\{?[0-9a-f-]{32,}\}?-%b" % _PORT, re.IGNORECASE)
+"""An id in another spelling, and a port."""
 _PATH: Final = re.compile(rb"/(%b)/(%b)(?:/~([A-Za-z0-9_-]{16,128}))?(?=[/?]|\Z)" % (_ID, _PORT))
 _MAX_PORT: Final = 65535
 
@@ -41,10 +44,11 @@ def find_route(head: RequestHead) -> Route:
         if keys:
             match = _KEY.fullmatch(keys[0])
             if match is None:
-                raise RouteError(f"the header {name.decode()} is not ID-PORT")
+                status = 404 if _UNSPELLED.fullmatch(keys[0]) else 400
+                raise RouteError(f"the header {name.decode()} is not ID-PORT", status=status)
             return _route(match, head.target)
     for host in values_of(head.headers, b"host"):
-        match = _KEY.fullmatch(host.partition(b".")[0])
+        match = _KEY.fullmatch(host.partition(b".")[0].lower())
         if match is not None:
             return _route(match, head.target)
     match = _PATH.match(head.target)

@@ -4,7 +4,6 @@ import hmac
 import re
 from dataclasses import dataclass
 from typing import Final
-from uuid import UUID
 
 import anyio.to_thread
 from starlette.requests import HTTPConnection
@@ -12,6 +11,7 @@ from starlette.types import Scope
 
 from api.services import ApiServices, authenticate_call
 from core.errors import ForbiddenError, UnavailableError
+from core.ids import read_id
 from services.sandbox_directory import SandboxDirectory, SandboxTarget
 from services.sandbox_errors import SandboxMissingError, WireInvalidError
 from services.tenants import Operator, Principal
@@ -82,10 +82,9 @@ async def admit(
     """Find the sandbox of a caller who may reach it. Raises SandmillError, ProxyError."""
     tenant_id = (await _authenticate(scope, call, services)).tenant_id
     scope.setdefault("state", {})["tenant_id"] = tenant_id
-    try:
-        sandbox_id = UUID(call.sandbox)
-    except ValueError:
-        raise SandboxMissingError(call.sandbox) from None
+    sandbox_id = read_id(call.sandbox)
+    if sandbox_id is None:
+        raise SandboxMissingError(call.sandbox[:100])
     target = await directory.resolve(sandbox_id)
     if target.tenant_id != tenant_id:
         raise SandboxMissingError(call.sandbox)

@@ -12,6 +12,7 @@ from api.schemas.fields import RESERVED_ENV_PREFIXES
 from api.wire.schemas import CreateSandboxRequest, NetworkPolicyRequest, VolumeRequest
 from core.config import RuntimeName
 from core.errors import SpecInvalidError
+from core.ids import read_id
 from models.live_sandboxes import WireState
 from runtimes.local.images.names import ImageName
 from services.jobspec import Resources
@@ -214,10 +215,10 @@ def _image(request: CreateSandboxRequest) -> str:
 def _snapshot(text: str | None) -> UUID | None:
     if text is None:
         return None
-    try:
-        return UUID(text)
-    except ValueError as error:
-        raise SnapshotMissingError(text[:100]) from error
+    snapshot_id = read_id(text)
+    if snapshot_id is None:
+        raise SnapshotMissingError(text[:100])
+    return snapshot_id
 
 
 def _entrypoint(request: CreateSandboxRequest) -> tuple[str, ...]:

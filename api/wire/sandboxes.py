@@ -1,6 +1,5 @@
 """Routes of the lifecycle API about sandboxes. Source: sections 1.2 to 1.5 of the protocol."""
 
-import re
 from collections.abc import Callable
 from typing import Annotated
 from uuid import UUID
@@ -23,6 +22,7 @@ from api.wire.schemas import (
 from api.wire.views import to_pagination, to_sandbox_view
 from api.wire.waiting import watching
 from core.failpoints import failpoint
+from core.ids import read_id
 from models.live_sandboxes import WireState
 from repositories.live_sandboxes import SandboxRow
 from runtimes.base import EXECD_PORT
@@ -42,7 +42,6 @@ __all__ = ["router"]
 router = APIRouter(tags=[WIRE_TAG], include_in_schema=False)
 
 ACCESS_HEADER = "OpenSandbox-Secure-Access"
-_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 _MAX_PORT = 65_535
 _MAX_PAGE = 2**31 - 1
 _UNSWITCHED = frozenset({"DOCKER::SANDBOX_PAUSE_FAILED", "DOCKER::SANDBOX_RESUME_FAILED"})
@@ -56,9 +55,10 @@ _ENDPOINT_WAIT_SECONDS = 5.0
 
 def sandbox_key(sandbox_id: str) -> UUID:
     """Read an id in a path. Raises SandboxMissingError: what is no id names no sandbox."""
-    if not _ID.fullmatch(sandbox_id):
+    key = read_id(sandbox_id)
+    if key is None:
         raise SandboxMissingError(sandbox_id[:100])
-    return UUID(sandbox_id)
+    return key
 
 
 SandboxId = Annotated[UUID, Depends(sandbox_key)]

@@ -16,7 +16,7 @@ from api.wire.sandboxes import SandboxId
 from api.wire.schemas import SnapshotListView, SnapshotRequest
 from api.wire.views import to_pagination, to_snapshot_view
 from api.wire.waiting import watching
-from core.ids import new_id
+from core.ids import new_id, read_id
 from models.snapshots import SnapshotState
 from repositories.snapshots import SnapshotFilter, SnapshotRow
 from services.sandbox_errors import SnapshotMissingError, WireInvalidError
@@ -30,10 +30,10 @@ _STATES = frozenset(state.lower() for state in SnapshotState)
 
 
 def _snapshot_key(snapshot_id: str) -> UUID:
-    try:
-        return UUID(snapshot_id)
-    except ValueError as error:
-        raise SnapshotMissingError(snapshot_id[:100]) from error
+    key = read_id(snapshot_id)
+    if key is None:
+        raise SnapshotMissingError(snapshot_id[:100])
+    return key
 
 
 SnapshotId = Annotated[UUID, Depends(_snapshot_key)]
@@ -124,12 +124,7 @@ def _reader(services: ApiServices, caller: Principal, snapshot_id: UUID) -> Call
 
 def _source(text: str | None) -> UUID | None:
     """Read the id of a sandbox to filter by; what is none matches nothing."""
-    if text is None:
-        return None
-    try:
-        return UUID(text)
-    except ValueError:
-        return UUID(int=0)
+    return None if text is None else read_id(text) or UUID(int=0)
 
 
 def _states(states: list[str] | None) -> list[str] | None:

@@ -16,6 +16,7 @@ from tests.support.invariants import SANDBOXES_BY_HAND
 from tests.support.live_sandboxes import LiveNode, create_body, live_node, wait_for_state, wait_until
 from tests.support.runtime_fixtures import real_kind, runtime_folder  # noqa: F401 -- fixtures are found by name
 from tests.support.sandboxes import is_root
+from tests.support.spellings import OTHER_SPELLINGS
 
 
 class HeldRuntime(FakeRuntime):
@@ -174,6 +175,20 @@ def test_others_see_none_of_it(client, own_api):
         assert other.get("/v1/snapshots").json()["items"] == []
         assert code_of(restore(other, made)) == (404, "SNAPSHOT::NOT_FOUND")
     assert client.get(f"/v1/snapshots/{made}").status_code == 200
+
+
+def test_a_snapshot_has_one_name(client):
+    source = create(client)
+    made = snapshot(client, source)
+    for spell in OTHER_SPELLINGS.values():
+        other = spell(made)
+        assert code_of(client.get(f"/v1/snapshots/{other}")) == (404, "SNAPSHOT::NOT_FOUND")
+        assert code_of(client.delete(f"/v1/snapshots/{other}")) == (404, "SNAPSHOT::NOT_FOUND")
+        assert code_of(restore(client, other)) == (404, "SNAPSHOT::NOT_FOUND")
+        assert client.get("/v1/snapshots", params={"sandboxId": spell(source)}).json()["items"] == []
+    assert [
+        item["id"] for item in client.get("/v1/snapshots", params={"sandboxId": source}).json()["items"]
+    ] == [made]
 
 
 @pytest.mark.parametrize("key", ["no-id", "00000000-0000-4000-8000-000000000000"])

@@ -12,6 +12,7 @@ import pytest
 from core.ids import new_id
 from tests.integration.api.conftest import ApiWorld, changed_settings
 from tests.support.invariants import SANDBOXES_BY_HAND
+from tests.support.spellings import OTHER_SPELLINGS
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -470,8 +471,15 @@ def test_what_is_no_id_is_nobodys(api, name):
     response = api.client.get(f"/v1/sandboxes/{name}")
     assert response.status_code == 404
     assert response.json()["code"] in {"DOCKER::SANDBOX_NOT_FOUND", "GENERAL::UNKNOWN_ERROR"}
+
+
+@pytest.mark.parametrize("spell", OTHER_SPELLINGS.values(), ids=OTHER_SPELLINGS)
+def test_a_sandbox_has_one_name(api, spell):
     sandbox = make(api)
-    assert api.client.get(f"/v1/sandboxes/{sandbox.replace('-', '')}").status_code == 404
+    assert api.client.get(f"/v1/sandboxes/{sandbox}").status_code == 200
+    for path in ("", "/record", "/endpoints/80", "/proxy/80/", "/diagnostics/summary"):
+        response = api.client.get(f"/v1/sandboxes/{spell(sandbox)}{path}")
+        assert (response.status_code, response.json()["code"]) == (404, "DOCKER::SANDBOX_NOT_FOUND"), path
 
 
 @pytest.mark.parametrize(
