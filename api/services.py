@@ -34,7 +34,7 @@ from services.log_hub import LogHub
 from services.member_probe import MemberProbe
 from services.pools import PoolService
 from services.regrades import RegradeService
-from services.sandbox_caps import SandboxCaps
+from services.sandbox_caps import SandboxCaps, sandbox_caps
 from services.schedules import ScheduleService
 from services.snapshots import SnapshotService
 from services.tenants import Authenticator, Operator, Principal
@@ -77,7 +77,7 @@ class ApiServices:
     @property
     def caps(self) -> SandboxCaps:
         """The most that one sandbox may ask for."""
-        return SandboxCaps(pids=self.settings.sandbox_max_pids)
+        return sandbox_caps(self.settings)
 
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
         """Batches of the caller's tenant."""

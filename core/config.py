@@ -172,6 +172,14 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("SANDMILL_SANDBOX_MAX_PIDS", "SANDMILL_DOCKER_PIDS_LIMIT"),
         description="Most processes and threads that one sandbox may ask for, of jobs and pools, too; more is refused.",
     )
+    # Far beyond what builds and test suites write, and still a part of a usual node's disk: a limit beyond that limits
+    # nothing. Not less than what a sandbox has that names none.
+    sandbox_max_disk_bytes: int = Field(
+        default=100 << 30,
+        ge=1 << 30,
+        le=1 << 50,
+        description="Most disk that one sandbox may ask for, of jobs and pools, too; more is refused.",
+    )
     # Each is as large as what its sandbox wrote; a hundred is far more than those who branch by hand ever keep.
     max_snapshots: int = Field(
         default=100, ge=0, description="Most snapshots of sandboxes that are kept of one tenant."

@@ -17,7 +17,7 @@ from scheduler.loops import Loop
 from services.live_sandboxes import SandboxPolicy
 from services.pool_keeping import PoolKeeper
 from services.retention import Retention, RetentionPolicy
-from services.sandbox_caps import SandboxCaps
+from services.sandbox_caps import sandbox_caps
 from services.schedule_firing import ScheduleFirer
 from services.wake import Wake
 from services.webhook_delivery import WebhookPolicy, WebhookSender
@@ -68,7 +68,7 @@ class SideLoops:
             self._engine,
             store,
             default_runtime=settings.runtime,
-            caps=SandboxCaps(pids=settings.sandbox_max_pids),
+            caps=sandbox_caps(settings),
         )
         self._retention = Retention(self._engine, store, _retention_policy(settings))
         self._on_submitted = on_submitted

@@ -115,7 +115,7 @@ def test_template_of_a_pool_is_held_to_the_same(api):
     assert api.client.get("/v1/pools").json() == {"items": []}
 
 
-CAPS = [("pids", "4096", "4097")]
+CAPS = [("pids", "4096", "4097"), ("disk", "102400Mi", "102401Mi")]
 
 
 def job(**resources: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_limits_above_the_installations_are_refused(api, key, most, more):
     assert post_pool(api, "p", {key: most}).status_code == 201
 
 
-@pytest.mark.parametrize(("key", "most", "more"), [("pids", 4096, 4097)])
+@pytest.mark.parametrize(("key", "most", "more"), [("pids", 4096, 4097), ("disk_mb", 102400, 102401)])
 def test_limits_of_jobs_above_the_installations_are_refused(api, key, most, more):
     jobs = {"jobs": [job(**{key: more})]}
     told = (f"jobs[0].resources.{key}", f"is {more}", f"at most {most}")
