@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from api.services import ApiServices, make_identity
 from api.wire.bodies import read_body, read_json
 from api.wire.pool_requests import pool_reference, to_pool_ask
-from api.wire.requests import default_resources, to_new_sandbox
+from api.wire.requests import check_extensions, default_resources, to_new_sandbox
 from api.wire.schemas import CreateSandboxRequest
 from core.failpoints import failpoint
 from core.ids import new_id
@@ -43,6 +43,7 @@ def create(services: ApiServices, caller: Principal, body: bytes, key: str | Non
     began = time.monotonic()
     value = read_json(body)
     request = read_body(CreateSandboxRequest, value)
+    check_extensions(request.extensions or {})
     identity = make_identity(key, "sandboxes", value)
     pool = pool_reference(request)
     if pool is None:

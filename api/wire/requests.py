@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_RESOURCES",
     "POOL_KEY",
     "RUNTIME_KEYS",
+    "check_extensions",
     "check_labels",
     "check_metadata_patch",
     "default_resources",
@@ -60,6 +61,7 @@ _RUNTIME_KEY, _OCI_KEY, _RENEW_KEY = (
     "sandmill.oci-runtime",
     "access.renew.extend.seconds",
 )
+_OWN_PREFIX = "sandmill."
 _RUNTIMES = get_args(RuntimeName)
 POOL_KEY = "poolRef"
 """The extension by which a create names a pool."""
@@ -358,6 +360,16 @@ def _check_label(key: str, value: str) -> None:
             "a value has at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
             field=field,
         )
+
+
+def check_extensions(extensions: Mapping[str, str]) -> None:
+    """Refuse what looks like ours and is none: it would be without effect. Raises WireInvalidError."""
+    for name in sorted(extensions.keys() - RUNTIME_KEYS):
+        if name.lower().startswith(_OWN_PREFIX):
+            known = ", ".join(sorted(RUNTIME_KEYS))
+            raise WireInvalidError(
+                _INVALID, f"is none of a sandbox: there are {known}", field=f"extensions.{name[:100]}"
+            )
 
 
 def parse_renew_seconds(extensions: Mapping[str, str]) -> int | None:

@@ -350,6 +350,16 @@ def test_extensions(api):
         refused(api, 400, INVALID, "extensions.access", extensions={"access.renew.extend.seconds": bad})
 
 
+@pytest.mark.parametrize("others", [{}, {"poolRef": "p"}], ids=["new", "pool"])
+@pytest.mark.parametrize("name", ["sandmill.runtme", "sandmill.", "Sandmill.Runtime", "sandmill.for"])
+def test_an_extension_that_only_looks_like_ours_is_refused(api, name, others):
+    field = f"extensions.{name}: is none of a sandbox: there are sandmill.oci-runtime, sandmill.runtime"
+    refused(api, 400, INVALID, field, extensions={**others, name: "local"})
+    assert made(api, extensions={"sandmill": "x", "x.sandmill.runtme": "y"})["extensions"] == {
+        "sandmill": "x", "x.sandmill.runtme": "y"
+    }  # fmt: skip
+
+
 VOLUME = {"name": "v", "mountPath": "/m", "pvc": {"claimName": "c"}}
 
 
