@@ -13,6 +13,8 @@ LIMIT_NAMES: Final = ("cpu_millicores", "memory_bytes")
 
 _MAX_BYTES: Final = 16 * 1024
 _MAX_DIGITS: Final = 19
+_STAT_FIELDS: Final = 15
+"""Of /proc/PID/stat after the name: from the state to the children's times."""
 
 _FILES: Final = {
     "memory_usage": ("memory.current", "memory/memory.usage_in_bytes"),
@@ -27,7 +29,7 @@ class Accounting:
     """Figures of the whole sandbox, read anew at each call.
 
     Each comes from the first source that has it: what execd was started with, the control group that the sandbox sees
-    as its own, the whole machine.
+    as its own; else limits are the machine's, and use is that of all processes the sandbox has.
     """
 
     def __init__(
@@ -37,15 +39,17 @@ class Accounting:
         *,
         cgroup_folder: str = "/sys/fs/cgroup",
         proc_folder: str = "/proc",
+        pid: int | None = None,
     ) -> None:
         """descriptors: by ACCOUNT_NAMES, open for reading, of control group files of version 1 or 2.
 
-        limits: by LIMIT_NAMES.
+        limits: by LIMIT_NAMES. pid: of execd, if not this process.
         """
         self._descriptors = dict(descriptors or {})
         self._limits = dict(limits or {})
         self._cgroup = cgroup_folder
         self._proc = proc_folder
+        self._pid = os.getpid() if pid is None else pid
 
     def oom_kills(self) -> int | None:
         """Processes killed since the sandbox began because its memory was used up; None if no one counts them."""
@@ -61,10 +65,10 @@ class Accounting:
         return limit if limit is not None and (not machine or limit < machine) else machine
 
     def memory_used(self) -> int:
-        """Bytes in use, cached file content included; never more than the total."""
+        """Bytes in use, never more than the total. Cached file content is included where a control group tells."""
         used = _number(self._read("memory_usage"))
         if used is None:
-            used = self._machine_memory("MemTotal") - self._machine_memory("MemAvailable")
+            used = self._own_memory()
         return max(0, min(used, self.memory_total()))
 
     def cpu_count(self) -> float:
@@ -84,7 +88,7 @@ class Accounting:
         microseconds = _value_of("usage_usec", content)
         if microseconds is not None:
             return microseconds / 1e6
-        return self._machine_cpu_seconds()
+        return self._own_cpu_seconds()
 
     def _read(self, name: str) -> bytes:
         """Give a file's content, empty if there is no such file."""
@@ -117,11 +121,55 @@ class Accounting:
         kibibytes = _value_of(f"{key}:", content)
         return 1024 * (kibibytes or 0)
 
-    def _machine_cpu_seconds(self) -> float:
-        line, _, _ = (read_small_file(f"{self._proc}/stat", max_bytes=_MAX_BYTES) or b"").partition(b"\n")
-        ticks = [_number(field) or 0 for field in line.split()[1:9]]
-        # user nice system idle iowait irq softirq steal: idle and iowait are no use of a processor, steal not ours.
-        return (sum(ticks[:3]) + sum(ticks[5:7])) / os.sysconf("SC_CLK_TCK")
+    def _own_cpu_seconds(self) -> float:
+        """Sum up what the sandbox's processes have used, with those among their children that ended before them."""
+        ticks = 0
+        for fields in self._own_processes().values():
+            # utime stime cutime cstime: what a process used goes over to its parent when it is waited for.
+            ticks += sum(_number(field) or 0 for field in fields[11:15])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _own_memory(self) -> int:
+        """Sum up the bytes that the sandbox's processes have for themselves: what they share would count for each."""
+        pages = 0
+        for pid in self._own_processes():
+            content = read_small_file(f"{self._proc}/{pid}/statm", max_bytes=_MAX_BYTES) or b""
+            _, resident, shared, *_ = [*(_number(field) or 0 for field in content.split()), 0, 0, 0]
+            pages += max(0, resident - shared)
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _own_processes(self) -> dict[int, list[bytes]]:
+        """Give the fields of /proc/PID/stat after the name of execd and all that came from it, by pid.
+
+        As the first process of a namespace execd sees no others. Elsewhere it adopts orphans, so all descend from it.
+        """
+        found = {}
+        for name in _names_in(self._proc):
+            if name.isdecimal():
+                content = read_small_file(f"{self._proc}/{name}/stat", max_bytes=_MAX_BYTES) or b""
+                fields = content.rpartition(b")")[2].split()
+                if len(fields) >= _STAT_FIELDS:
+                    found[int(name)] = fields
+        if self._pid == 1:
+            return found
+        children: dict[int, list[int]] = {}
+        for pid, fields in found.items():
+            children.setdefault(_number(fields[1]) or 0, []).append(pid)
+        own: dict[int, list[bytes]] = {}
+        pending = [self._pid]
+        while pending:
+            pid = pending.pop()
+            if pid in found and pid not in own:
+                own[pid] = found[pid]
+                pending += children.get(pid, ())
+        return own
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # a sandbox without /proc
+        return []
 
 
 def _number(content: bytes) -> int | None:

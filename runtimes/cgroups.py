@@ -29,10 +29,11 @@ _STALE_SECONDS = 600.0
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 _ACCOUNTS = {
-    "memory_usage": ("memory.usage_in_bytes", "memory.current"),
-    "memory_events": ("memory.oom_control", "memory.events"),
-    "cpu_usage": ("cpuacct.usage", "cpu.stat"),
+    "memory_usage": {1: "memory.usage_in_bytes", 2: "memory.current"},
+    "memory_events": {1: "memory.oom_control", 2: "memory.events"},
+    "cpu_usage": {1: "cpuacct.usage", 2: "cpu.stat"},
 }
+"""By version: the cpu controller of version 1 has a cpu.stat, too, which tells of no use."""
 
 _READ_BYTES = 16 << 10
 
@@ -126,8 +127,9 @@ class SandboxCgroup:
         """Open the files that tell use, by the names execd has for them (`--account`). The caller closes them."""
         opened = []
         for name, files in _ACCOUNTS.items():
-            for path in (f"{folder}/{file}" for folder in self._folders for file in files):
+            for folder, version in self._folders.items():
                 with suppress(FileNotFoundError):
+                    path = f"{folder}/{files[version]}"
                     opened.append((name, os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
                     break
         return opened

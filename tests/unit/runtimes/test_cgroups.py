@@ -177,3 +177,33 @@ def test_group_that_stays_busy_is_an_error(tmp_path):
 def test_removing_twice_is_no_error(tmp_path):
     group = SandboxCgroup({tmp_path / "gone": 1})
     group.remove(timeout_seconds=1)
+
+
+def test_accounts_are_of_the_files_that_tell_use(tmp_path):
+    files = {
+        1: {
+            # The folder that comes first has a file by the name of version 2, which knows of no use.
+            "cpu/cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
+            "cpuacct/cpuacct.usage": "2500000000\n",
+            "memory/memory.usage_in_bytes": "1000\n",
+            "memory/memory.oom_control": "oom_kill 3\n",
+        },
+        2: {
+            "all/cpu.stat": "usage_usec 2500000\n",
+            "all/memory.current": "1000\n",
+            "all/memory.events": "oom_kill 3\n",
+        },
+    }
+    for version, contents in files.items():
+        folders = {}
+        for name, content in contents.items():
+            path = tmp_path / str(version) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+            folders[path.parent] = version
+        opened = SandboxCgroup(folders).open_accounts()
+        told = {name: os.pread(descriptor, 100, 0).decode() for name, descriptor in opened}
+        for _, descriptor in opened:
+            os.close(descriptor)
+        values = list(contents.values())[-3:]
+        assert told == {"cpu_usage": values[0], "memory_usage": values[1], "memory_events": values[2]}
