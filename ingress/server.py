@@ -21,7 +21,7 @@ from ingress.routing import Route, find_route
 from ingress.sandboxes import Sandboxes
 from models.live_sandboxes import WireState
 from runtimes.base import EXECD_PORT
-from services.sandbox_directory import SandboxDirectory, SandboxTarget
+from services.sandbox_directory import SandboxDirectory, SandboxEndedError, SandboxTarget
 from traffic.access import AccessNotes
 from traffic.backends import Backend
 from traffic.bodies import BodyReader
@@ -106,7 +106,7 @@ class IngressServer:
     async def _lead(
         self, connection: Connection, request: RequestHead, body: BodyReader, route: Route
     ) -> bool:
-        target = await self._find(route)
+        target = await self._find(request, route)
         is_known = self._check_access(request, target, route)
         _check_state(target)
         self._sandboxes.check(target)
@@ -125,9 +125,13 @@ class IngressServer:
             if not self._under_way[target.id]:
                 del self._under_way[target.id]
 
-    async def _find(self, route: Route) -> SandboxTarget:
+    async def _find(self, request: RequestHead, route: Route) -> SandboxTarget:
         try:
             return await self._directory.resolve(route.sandbox_id)
+        except SandboxEndedError as error:
+            if _has_token(request, route, error.access_token):
+                raise IngressError(404, error.told) from error
+            raise RouteError(f"there is no sandbox {route.sandbox_id}", status=404) from error
         except NotFoundError as error:
             raise RouteError(f"there is no sandbox {route.sandbox_id}", status=404) from error
         except UnavailableError as error:
@@ -135,12 +139,9 @@ class IngressServer:
 
     def _check_access(self, request: RequestHead, target: SandboxTarget, route: Route) -> bool:
         """Say whether the request has the sandbox's access token. Raises IngressError where it must, and has not."""
-        shown = values_of(request.headers, SECURE_ACCESS)
-        if not shown and route.token is not None:
-            shown = [route.token]
-        has_token = len(shown) == 1 and hmac.compare_digest(shown[0], target.access_token.encode())
+        has_token = _has_token(request, route, target.access_token)
         if not has_token and (route.port == EXECD_PORT or target.is_secure):
-            said = "wrong" if shown else "missing"
+            said = "wrong" if _shown_tokens(request, route) else "missing"
             raise IngressError(
                 401, f"the header OpenSandbox-Secure-Access is {said}: it comes with the endpoint"
             )
@@ -301,6 +302,17 @@ def _status_class(status: int) -> str:
 
 def _is_health(request: RequestHead) -> bool:
     return request.target == _HEALTH_TARGET and request.method in (b"GET", b"HEAD")
+
+
+def _has_token(request: RequestHead, route: Route, access_token: str) -> bool:
+    shown = _shown_tokens(request, route)
+    return len(shown) == 1 and hmac.compare_digest(shown[0], access_token.encode())
+
+
+def _shown_tokens(request: RequestHead, route: Route) -> list[bytes]:
+    """Give what the header shows, else the path."""
+    shown = values_of(request.headers, SECURE_ACCESS)
+    return [route.token] if not shown and route.token is not None else shown
 
 
 def _check_state(target: SandboxTarget) -> None:

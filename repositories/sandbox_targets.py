@@ -10,9 +10,10 @@ __all__ = ["SandboxTargetRepository", "SandboxTargetRow"]
 # Expiry by the clock of the database: those of the nodes may drift.
 _FIND = """
 SELECT s.tenant_id, s.node_id, s.runtime, s.sandbox_name, s.state, s.access_token, s.is_secure, n.ingress_url,
+       s.state_reason, s.state_message,
        extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS seconds_left
 FROM sandbox_sessions s LEFT JOIN nodes n ON n.id = s.node_id
-WHERE s.trial_id = %(id)s AND s.hidden_at IS NULL
+WHERE s.trial_id = %(id)s AND (s.hidden_at IS NULL OR s.ended_at IS NOT NULL AND NOT s.is_warm)
 """
 
 
@@ -28,6 +29,8 @@ class SandboxTargetRow:
     access_token: str
     is_secure: bool
     ingress_url: str | None
+    state_reason: str | None
+    state_message: str | None
     seconds_left: float | None
 
 
@@ -35,6 +38,6 @@ class SandboxTargetRepository(SqlRepository):
     """Live sandboxes of the whole installation: who asks checks the access token, or the tenant."""
 
     def find(self, sandbox_id: UUID) -> SandboxTargetRow | None:
-        """Look one up; None if there is none that the wire shows."""
+        """Look one up; None if there is none that the wire shows, or keeps a record of."""
         row = self._row(_FIND, {"id": sandbox_id})
         return SandboxTargetRow(**row) if row else None

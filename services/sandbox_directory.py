@@ -21,7 +21,7 @@ from models.live_sandboxes import ENDED_STATES, WireState
 from repositories.sandbox_targets import SandboxTargetRepository
 from services.wake import TRAFFIC_CHANNEL, subscriber
 
-__all__ = ["DatabaseDirectory", "SandboxDirectory", "SandboxTarget"]
+__all__ = ["DatabaseDirectory", "SandboxDirectory", "SandboxEndedError", "SandboxTarget"]
 
 log = get_logger(__name__)
 
@@ -54,11 +54,32 @@ class SandboxTarget:
     ingress_url: str | None = None
 
 
+class SandboxEndedError(NotFoundError):
+    """One that has ended and has a record. message: that there is none, for whoever it does not belong to."""
+
+    def __init__(
+        self,
+        sandbox_id: UUID,
+        *,
+        tenant_id: int,
+        access_token: str,
+        state: str,
+        reason: str | None,
+        cause: str | None,
+    ) -> None:
+        """state, reason, cause: as its record has them. tenant_id, access_token: who may know of it."""
+        super().__init__("sandbox", sandbox_id)
+        self.tenant_id = tenant_id
+        self.access_token = access_token
+        why = ": ".join(part for part in (reason, cause) if part)
+        self.told = f"sandbox {sandbox_id} has ended, it is {state}" + (f" ({why})" if why else "")
+
+
 class SandboxDirectory(Protocol):
     """Says where live sandboxes are."""
 
     async def resolve(self, sandbox_id: UUID) -> SandboxTarget:
-        """Find one that has not ended. Raises NotFoundError, UnavailableError."""
+        """Find one that has not ended. Raises SandboxEndedError, NotFoundError, UnavailableError."""
 
     def forget(self, sandbox_id: UUID) -> None:
         """Ask anew the next time: what was told has turned out wrong."""
@@ -84,7 +105,7 @@ class DatabaseDirectory:
         self._listening: asyncio.Task[None] | None = None
 
     async def resolve(self, sandbox_id: UUID) -> SandboxTarget:
-        """Find one that has not ended. Raises NotFoundError, UnavailableError."""
+        """Find one that has not ended. Raises SandboxEndedError, NotFoundError, UnavailableError."""
         until, known = self._known.get(sandbox_id, (0.0, None))
         if known is not None and self._monotonic() < until:
             return known
@@ -143,12 +164,20 @@ class DatabaseDirectory:
     def _find(self, sandbox_id: UUID) -> tuple[SandboxTarget, float | None]:
         with self._engine.begin() as connection:
             row = SandboxTargetRepository(connection).find(sandbox_id)
-        if (
-            row is None
-            or row.state in ENDED_STATES
-            or (row.seconds_left is not None and row.seconds_left <= 0)
-        ):
+        if row is None:
             raise NotFoundError("sandbox", sandbox_id)
+        is_over = row.seconds_left is not None and row.seconds_left <= 0
+        if row.state in ENDED_STATES or is_over:
+            has_ended = row.state in ENDED_STATES
+            raise SandboxEndedError(
+                sandbox_id,
+                tenant_id=row.tenant_id,
+                access_token=row.access_token,
+                # What has expired is ended within moments, and nobody gets to it any more.
+                state=row.state if has_ended else WireState.TERMINATED,
+                reason=row.state_reason if has_ended else "SANDBOX_EXPIRED",
+                cause=row.state_message if has_ended else None,
+            )
         target = SandboxTarget(
             id=sandbox_id,
             tenant_id=row.tenant_id,

@@ -17,6 +17,7 @@ __all__ = [
     "PoolExhaustedError",
     "PoolMissingError",
     "SandboxMissingError",
+    "SandboxOverError",
     "SandboxStateError",
     "SnapshotMissingError",
     "SnapshotStateError",
@@ -35,6 +36,15 @@ class SandboxMissingError(NotFoundError):
     def __init__(self, sandbox_id: object) -> None:
         """sandbox_id: as the caller gave it."""
         super().__init__("sandbox", sandbox_id)
+
+
+class SandboxOverError(SandboxMissingError):
+    """It has ended; for whoever it belonged to."""
+
+    def __init__(self, sandbox_id: object, message: str) -> None:
+        """message: what has become of it."""
+        super().__init__(sandbox_id)
+        self.message = message
 
 
 class SnapshotMissingError(NotFoundError):

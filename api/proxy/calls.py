@@ -12,8 +12,8 @@ from starlette.types import Scope
 from api.services import ApiServices, authenticate_call
 from core.errors import ForbiddenError, UnavailableError
 from core.ids import read_id
-from services.sandbox_directory import SandboxDirectory, SandboxTarget
-from services.sandbox_errors import SandboxMissingError, WireInvalidError
+from services.sandbox_directory import SandboxDirectory, SandboxEndedError, SandboxTarget
+from services.sandbox_errors import SandboxMissingError, SandboxOverError, WireInvalidError
 from services.tenants import Operator, Principal
 from traffic.headers import ACCESS_RENEW, HOST_ROUTES, SECURE_ACCESS, Forwarded
 from traffic.heads import Headers, RequestHead, values_of
@@ -85,7 +85,12 @@ async def admit(
     sandbox_id = read_id(call.sandbox)
     if sandbox_id is None:
         raise SandboxMissingError(call.sandbox[:100])
-    target = await directory.resolve(sandbox_id)
+    try:
+        target = await directory.resolve(sandbox_id)
+    except SandboxEndedError as error:
+        if error.tenant_id != tenant_id:
+            raise SandboxMissingError(call.sandbox) from error
+        raise SandboxOverError(call.sandbox, error.told) from error
     if target.tenant_id != tenant_id:
         raise SandboxMissingError(call.sandbox)
     shown = values_of(call.headers, SECURE_ACCESS)

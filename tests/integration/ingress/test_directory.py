@@ -10,7 +10,7 @@ from sqlalchemy import event
 from core.database import create_database_engine
 from core.errors import NotFoundError, UnavailableError
 from models.live_sandboxes import WireState
-from services.sandbox_directory import DatabaseDirectory
+from services.sandbox_directory import DatabaseDirectory, SandboxEndedError
 from services.wake import Wake
 from tests.support.invariants import SANDBOXES_BY_HAND
 
@@ -100,6 +100,47 @@ def test_one_that_has_ended_is_hidden_or_is_over_is_not_there(world, node, chang
     for which in (sandbox, uuid4()):
         with pytest.raises(NotFoundError):
             asyncio.run(run(which))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"state": "Failed"}, "Failed (BAD_IMAGE: no such image)"),
+        ({"state": "Failed", "hidden": True}, "Failed (BAD_IMAGE: no such image)"),
+        ({"state": "Failed", "seconds": -0.01}, "Failed (BAD_IMAGE: no such image)"),
+        ({"state": "Terminated", "hidden": True}, "Terminated (BAD_IMAGE: no such image)"),
+        ({"state": "Running", "seconds": -0.01}, "Terminated (SANDBOX_EXPIRED)"),
+    ],
+)
+def test_what_has_become_of_one_that_has_ended_is_told_with_whose_it_was(world, node, changes, told):
+    sandbox = add(world, node, **changes)
+    sql = """UPDATE sandbox_sessions SET state_reason = 'BAD_IMAGE', state_message = 'no such image'
+             WHERE trial_id = %(id)s RETURNING tenant_id"""
+    (row,) = world.execute(sql, id=sandbox)
+
+    async def run():
+        async with opened(world.engine) as directory:
+            await directory.resolve(sandbox)
+
+    with pytest.raises(SandboxEndedError) as caught:
+        asyncio.run(run())
+    assert caught.value.told == f"sandbox {sandbox} has ended, it is {told}"
+    assert (caught.value.tenant_id, caught.value.access_token) == (row["tenant_id"], "token")
+    assert caught.value.message == f"no sandbox {sandbox}"
+
+
+def test_a_member_of_a_pool_that_was_given_to_nobody_has_never_been_there(world, node):
+    sandbox = add(world, node, state="Failed", hidden=True)
+    sql = "UPDATE sandbox_sessions SET is_warm = true, pool_id = trial_id, pool_revision = 1 WHERE trial_id = %(id)s"
+    world.execute(sql, id=sandbox)
+
+    async def run():
+        async with opened(world.engine) as directory:
+            await directory.resolve(sandbox)
+
+    with pytest.raises(NotFoundError) as caught:
+        asyncio.run(run())
+    assert type(caught.value) is NotFoundError
 
 
 def test_one_that_does_not_run_is_asked_for_each_time(world, node, lookups):

@@ -9,6 +9,7 @@ import pytest
 from core.errors import NotSupportedError, UnavailableError
 from ingress.limits import Limits
 from models.live_sandboxes import WireState
+from services.sandbox_directory import SandboxEndedError
 from tests.support.backends import answer_with, http_backend, read_head, scripted_backend
 from tests.support.ingress import (
     EXECD_PORT,
@@ -211,6 +212,31 @@ def test_a_sandbox_that_does_not_run_says_so(ingress, state, status, word):
     assert word in body_of(answer)
     assert (b"Retry-After: 1" in answer) == (word == b"not running yet")
     assert ingress.runtime.connects == []
+
+
+def test_why_a_sandbox_has_ended_is_told_to_who_has_its_token(ingress):
+    ingress.directory.error = SandboxEndedError(
+        ingress.target.id,
+        tenant_id=1,
+        access_token=TOKEN,
+        state="Failed",
+        reason="BAD_IMAGE",
+        cause="no such image",
+    )
+    told = f"sandbox {ingress.id} has ended, it is Failed (BAD_IMAGE: no such image)".encode()
+    for answer in (
+        ingress.ask(9, headers=f"OpenSandbox-Secure-Access: {TOKEN}\r\n"),
+        ingress.ask(9, rest=f"/~{TOKEN}/"),
+    ):
+        assert status_of(answer) == 404
+        assert told in body_of(answer)
+    for answer in (
+        ingress.ask(9),
+        ingress.ask(9, headers=f"OpenSandbox-Secure-Access: {TOKEN}x\r\n"),
+        ingress.ask(9, rest=f"/~{TOKEN}x/"),
+    ):
+        assert status_of(answer) == 404
+        assert body_of(answer) == f"OpenSandbox Ingress: there is no sandbox {ingress.id}\n".encode()
 
 
 @pytest.mark.parametrize(

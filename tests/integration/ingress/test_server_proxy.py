@@ -220,6 +220,22 @@ def test_sandboxes_of_others_and_of_nobody_are_not_there(proxied, shared_api):  
         assert answer.json().keys() == {"code", "message"}
 
 
+@pytest.mark.parametrize("state", ["Failed", "Terminated"])
+def test_what_has_become_of_a_sandbox_is_told_to_its_tenant_alone(proxied, shared_api, state):  # noqa: F811
+    sql = """UPDATE sandbox_sessions SET state = %(state)s, state_reason = 'BAD_IMAGE', state_message = 'no such image',
+             ended_at = clock_timestamp() WHERE trial_id = %(id)s RETURNING 1"""
+    proxied.api.rows(sql, id=proxied.ingress.target.id, state=state)
+    answer = proxied.ask(80)
+    assert (answer.status_code, answer.json()["code"]) == (404, "DOCKER::SANDBOX_NOT_FOUND")
+    told = f"sandbox {proxied.ingress.id} has ended, it is {state} (BAD_IMAGE: no such image)"
+    assert answer.json()["message"] == told
+    code, reason = proxied.close_of(80)
+    assert (code, told.startswith(reason)) == (1008, True)
+    with shared_api.new_tenant() as other:
+        foreign = proxied.ask(80, headers={"OPEN-SANDBOX-API-KEY": other.key})
+    assert (foreign.status_code, foreign.json()["message"]) == (404, f"no sandbox {proxied.ingress.id}")
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "x", "080", "8%30"])
 def test_a_port_that_is_none_is_named(proxied, port):
     answer = proxied.ask(port)
