@@ -79,6 +79,19 @@ class ApiServices:
         """The most that one sandbox may ask for."""
         return sandbox_caps(self.settings)
 
+    @property
+    def _policy(self) -> SandboxPolicy:
+        settings = self.settings
+        return SandboxPolicy(
+            default_runtime=settings.runtime,
+            cpu_request=settings.sandbox_cpu_request,
+            memory_request=settings.sandbox_memory_request,
+            start_seconds=settings.sandbox_start_timeout_seconds,
+            pull_seconds=settings.sandbox_pull_timeout_seconds,
+            max_timeout_seconds=settings.max_sandbox_timeout_seconds,
+            caps=self.caps,
+        )
+
     def batches(self, connection: Connection, caller: Principal) -> BatchService:
         """Batches of the caller's tenant."""
         return BatchService(
@@ -107,18 +120,8 @@ class ApiServices:
 
     def sandboxes(self, connection: Connection, caller: Principal) -> LiveSandboxService:
         """Live sandboxes of the caller's tenant."""
-        settings = self.settings
-        policy = SandboxPolicy(
-            default_runtime=settings.runtime,
-            cpu_request=settings.sandbox_cpu_request,
-            memory_request=settings.sandbox_memory_request,
-            start_seconds=settings.sandbox_start_timeout_seconds,
-            pull_seconds=settings.sandbox_pull_timeout_seconds,
-            max_timeout_seconds=settings.max_sandbox_timeout_seconds,
-            caps=self.caps,
-        )
         return LiveSandboxService(
-            connection, caller.tenant_id, policy=policy, box=self.box, actor=f"key:{caller.key_id}"
+            connection, caller.tenant_id, policy=self._policy, box=self.box, actor=f"key:{caller.key_id}"
         )
 
     def snapshots(self, connection: Connection, caller: Principal) -> SnapshotService:
@@ -139,7 +142,7 @@ class ApiServices:
             default_runtime=self.settings.runtime,
             max_age_seconds=self.settings.pool_member_age_seconds,
             actor=f"key:{caller.key_id}",
-            caps=self.caps,
+            policy=self._policy,
         )
 
     def warm_creates(self, connection: Connection, caller: Principal) -> WarmCreates:

@@ -18,18 +18,26 @@ _CAPACITIES = f"""
 SELECT n.runtimes, n.cpu_millicores, n.memory_bytes, n.gpu, n.labels FROM nodes n WHERE {TAKES_WORK}
 """
 
-_OFFERS = """
-SELECT r.name AS runtime, max(n.gpu)::int AS gpu, array_agg(DISTINCT n.labels ->> %(label)s) AS labels
+_OFFERS = f"""
+SELECT r.name AS runtime, max(n.gpu)::int AS gpu, array_agg(DISTINCT n.labels ->> %(label)s) AS labels,
+       max(n.cpu_millicores)::bigint AS cpu_millicores, max(n.memory_bytes)::bigint AS memory_bytes,
+       bool_or({TAKES_WORK}) AS is_there
 FROM nodes n, unnest(n.runtimes) AS r(name) GROUP BY r.name
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOffer:
-    """What there is of a runtime. gpu: of the node with most. labels: values of one label; None: a node without it."""
+    """What there is of a runtime. labels: values of one label; None: a node without it.
+
+    gpu, cpu_millicores, memory_bytes: of the node with most. is_there: whether one of the nodes takes work now.
+    """
 
     gpu: int
     labels: frozenset[str | None]
+    cpu_millicores: int
+    memory_bytes: int
+    is_there: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,13 @@ class NodeReadRepository(SqlRepository):
     def offers(self, *, label: str) -> dict[str, RuntimeOffer]:
         """By runtime, over all nodes there ever were: one that is away now may be back soon. label: its values."""
         return {
-            row["runtime"]: RuntimeOffer(row["gpu"], frozenset(row["labels"]))
+            row["runtime"]: RuntimeOffer(
+                gpu=row["gpu"],
+                labels=frozenset(row["labels"]),
+                cpu_millicores=row["cpu_millicores"],
+                memory_bytes=row["memory_bytes"],
+                is_there=row["is_there"],
+            )
             for row in self._rows(_OFFERS, {"label": label})
         }
 

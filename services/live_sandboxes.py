@@ -25,8 +25,9 @@ from repositories.snapshots import SnapshotRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
+from services.jobspec import Resources
 from services.queue_room import QueueRoom
-from services.runtime_offers import labels_needed
+from services.runtime_offers import Reserved, labels_needed
 from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 from services.sandbox_errors import (
     EndpointNotReadyError,
@@ -86,6 +87,13 @@ class SandboxPolicy:
     pull_seconds: float = 1800.0
     max_timeout_seconds: int | None = None
     caps: SandboxCaps = DEFAULT_CAPS
+
+    def reserved(self, resources: Resources) -> Reserved:
+        """Give what a sandbox with these limits holds back."""
+        return Reserved(
+            cpu_millicores=max(10, round(resources.cpu_millicores * self.cpu_request)),
+            memory_bytes=max(16 << 20, round(resources.memory_bytes * self.memory_request)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,13 @@ class LiveSandboxService:
             new = self._restored(new, new.snapshot_id)
         self._policy.caps.check_live(new.spec.resources)
         runtime = new.runtime or self._policy.default_runtime
-        labels = labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
+        labels = labels_needed(
+            self._connection,
+            new.spec,
+            runtime,
+            is_named=new.runtime is not None,
+            reserved=self._policy.reserved(new.spec.resources),
+        )
         if labels:
             new = replace(new, node_labels={**new.node_labels, **labels})
         self._room.refuse_early(1)
@@ -374,7 +388,8 @@ class LiveSandboxService:
         auth = None
         if new.auth is not None:
             auth = self._box.seal("\0".join(new.auth).encode(), purpose=image_auth_purpose(sandbox_id))
-        cpu = max(10, round(resources.cpu_millicores * policy.cpu_request))
+        reserved = policy.reserved(resources)
+        cpu = reserved.cpu_millicores
         return NewSandboxRow(
             id=sandbox_id,
             batch_id=new_id(),
@@ -383,7 +398,7 @@ class LiveSandboxService:
             spec=to_jsonb(body),
             runtime=new.runtime or policy.default_runtime,
             cpu_millicores=cpu,
-            memory_bytes=max(16 << 20, round(resources.memory_bytes * policy.memory_request)),
+            memory_bytes=reserved.memory_bytes,
             gpu=resources.gpu,
             node_labels=new.node_labels,
             max_cpu_seconds=cpu / 1000 * (new.timeout_seconds or 0),

@@ -15,10 +15,9 @@ from repositories.pool_keeping import KeptPool, MemberCounts, PoolKeepingReposit
 from repositories.pools import PoolRepository, PoolRow, PoolTemplateRow
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
-from services.live_sandboxes import NewSandbox
+from services.live_sandboxes import NewSandbox, SandboxPolicy
 from services.pool_plan import Capacity
 from services.runtime_offers import labels_needed
-from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 from services.sandbox_errors import PoolMissingError, WireConflictError, WireInvalidError
 from services.session_spec import SessionSpec
 
@@ -44,6 +43,7 @@ DELETED = "POOL_DELETED"
 
 _AT_CLAIM = frozenset({"metadata", "extensions", "timeout_seconds", "renew_seconds", "is_secure"})
 """What a sandbox can still be given when it runs already."""
+_POLICY = SandboxPolicy()
 _IN_KEY = frozenset({"spec", "image", "entrypoint", "runtime", "platform", "node_labels"})
 
 
@@ -67,11 +67,11 @@ class PoolService:
         default_runtime: str,
         max_age_seconds: float,
         actor: str,
-        caps: SandboxCaps = DEFAULT_CAPS,
+        policy: SandboxPolicy = _POLICY,
     ) -> None:
         """box: seals passwords of registries. max_age_seconds: see the setting. actor: who calls, for the history.
 
-        caps: on what a member may ask for.
+        policy: on what a member may ask for.
         """
         self._connection = connection
         self._pools = PoolRepository(connection, tenant_id)
@@ -80,7 +80,7 @@ class PoolService:
         self._default_runtime = default_runtime
         self._max_age_seconds = max_age_seconds
         self._actor = actor
-        self._caps = caps
+        self._policy = policy
 
     def create(self, name: str, template: PoolTemplate, capacity: Capacity) -> KeptPool:
         """Make one; members come soon. Raises WireConflictError for a name in use or too many pools."""
@@ -126,9 +126,15 @@ class PoolService:
 
     def _check_offered(self, new: NewSandbox) -> None:
         try:
-            self._caps.check_live(new.spec.resources)
+            self._policy.caps.check_live(new.spec.resources)
             runtime = new.runtime or self._default_runtime
-            labels_needed(self._connection, new.spec, runtime, is_named=new.runtime is not None)
+            labels_needed(
+                self._connection,
+                new.spec,
+                runtime,
+                is_named=new.runtime is not None,
+                reserved=self._policy.reserved(new.spec.resources),
+            )
         except WireInvalidError as error:
             message = error.message.removeprefix(f"{error.field}: ")
             raise WireInvalidError(error.code, message, field=f"template.{error.field}") from error

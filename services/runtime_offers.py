@@ -1,6 +1,7 @@
 """What a live sandbox asks for that no node could give it: refused at once and by name, not after a failed start."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -9,24 +10,39 @@ from runtimes.base import LACKS
 from services.sandbox_errors import WireInvalidError
 from services.session_spec import SessionSpec
 
-__all__ = ["PLATFORM_LABEL", "labels_needed"]
+__all__ = ["PLATFORM_LABEL", "Reserved", "labels_needed"]
 
 PLATFORM_LABEL = "sandmill/platform"
 """Every node has this label, e.g. `linux/amd64`; what is only for one platform asks for it."""
 
+_SMALL_CPU_MILLICORES, _SMALL_MEMORY_BYTES = 1000, 1 << 30
+"""So much nearly every node has; whether it does is not asked at each create."""
+
 _INVALID = "SANDBOX::INVALID_PARAMETER"
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a sandbox holds back on its node, which is less than its limits."""
+
+    cpu_millicores: int
+    memory_bytes: int
+
+
 def labels_needed(
-    connection: Connection, spec: SessionSpec, runtime: str, *, is_named: bool
+    connection: Connection, spec: SessionSpec, runtime: str, *, is_named: bool, reserved: Reserved
 ) -> Mapping[str, str]:
     """Give the labels that a node must have for what a sandbox asks for. is_named: it asks for the runtime, too.
 
     Raises WireInvalidError if it asks for what the runtime lacks, or for a runtime, a platform or GPUs that none of the
-    nodes has that this installation has ever had. Before the first of them nothing is known, and nothing refused.
+    nodes has that this installation has ever had, or would reserve more cpu or memory than the largest of them has.
+    Before the first of them nothing is known, and nothing refused; no size is while none of them is there.
     """
     _refuse_what_it_lacks(spec, runtime)
-    if not is_named and spec.platform is None and not spec.resources.gpu:
+    is_small = (
+        reserved.cpu_millicores <= _SMALL_CPU_MILLICORES and reserved.memory_bytes <= _SMALL_MEMORY_BYTES
+    )
+    if not is_named and spec.platform is None and not spec.resources.gpu and is_small:
         return {}  # what nearly all are: they cost no statement
     offers = NodeReadRepository(connection).offers(label=PLATFORM_LABEL)
     if not offers:
@@ -38,7 +54,23 @@ def labels_needed(
     if spec.resources.gpu > offer.gpu:
         message = f"is {spec.resources.gpu}; no node that offers {runtime} has more than {offer.gpu}"
         raise WireInvalidError(_INVALID, message, field="resourceLimits.gpu")
+    if offer.is_there:
+        _refuse_too_large(reserved, runtime, offer)
     return {} if spec.platform is None else _platform_label(spec.platform, runtime, offer)
+
+
+def _refuse_too_large(reserved: Reserved, runtime: str, offer: RuntimeOffer) -> None:
+    sizes = {
+        "cpu": (reserved.cpu_millicores, offer.cpu_millicores, "m"),
+        "memory": (reserved.memory_bytes >> 20, offer.memory_bytes >> 20, "Mi"),
+    }
+    for name, (wanted, most, unit) in sizes.items():
+        if wanted > most:
+            message = (
+                f"is so much that {wanted}{unit} would be reserved; no node that offers {runtime} has more than "
+                f"{most}{unit}"
+            )
+            raise WireInvalidError(_INVALID, message, field=f"resourceLimits.{name}")
 
 
 def _refuse_what_it_lacks(spec: SessionSpec, runtime: str) -> None:

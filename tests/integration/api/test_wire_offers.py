@@ -88,6 +88,30 @@ def test_more_gpus_than_any_node_has_are_refused(api):
     assert post(api, resourceLimits={"cpu": "1", "gpu": "2"}).status_code == 202
 
 
+SIZES = [("cpu", "40", "41", "4100m"), ("memory", "80Gi", "81Gi", "8294Mi")]
+
+
+@pytest.mark.parametrize(("key", "most", "more", "reserved"), SIZES, ids=["cpu", "memory"])
+def test_more_cpu_and_memory_than_the_largest_node_has_are_refused(api, key, most, more, reserved):
+    limits = {key: more}
+    assert post(api, resourceLimits=limits).status_code == 202  # before the first node nobody knows
+    api.world.session(runtimes=["fake"], cpu_millicores=2000, memory_bytes=4 << 30)
+    api.world.session(runtimes=["fake", "docker"], cpu_millicores=4000, memory_bytes=8 << 30)
+    api.world.session(runtimes=["docker"])
+    refused(api, f"resourceLimits.{key}", reserved, "offers fake", resourceLimits=limits)
+    # What is reserved counts, by default a tenth.
+    assert post(api, resourceLimits={key: most}).status_code == 202
+    assert post(api, resourceLimits=limits, extensions=ON_DOCKER).status_code == 202
+    with changed_settings(api.app, **{f"sandbox_{key}_request": 0.05}):
+        assert post(api, resourceLimits=limits).status_code == 202
+    answer = post_pool(api, "p", limits)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith(f"template.resourceLimits.{key}: ")
+    # While no node takes work, the next may be of any size.
+    api.world.execute("UPDATE worker_sessions SET ended_at = clock_timestamp()")
+    assert post(api, resourceLimits=limits).status_code == 202
+
+
 def labels_of(api: ApiWorld, response: httpx.Response) -> dict[str, str]:
     assert response.status_code == 202, response.text
     (row,) = api.rows("SELECT node_labels FROM trials WHERE id = %(id)s", id=response.json()["id"])
