@@ -126,6 +126,7 @@ def read_all(client: socket.socket) -> bytes:
         (b"X: a\r\n\tfolded\r\n", 400),
         (b"X: a\nY: b\r\n", 400),
         (b"X: a\rY: b\r\n", 400),
+        (b"X: a\x7f\r\n", 400),
         (b"Host: second\r\n", 400),
     ],
 )
