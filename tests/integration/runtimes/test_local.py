@@ -1,12 +1,14 @@
 """The local runtime's life beside other threads and processes, and what it leaves when something fails."""
 
+import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from core.errors import (
     RuntimeUnavailableError,
     SpecInvalidError,
 )
-from runtimes.base import Command, ResourceLimits
+from runtimes.base import EXECD_PORT, Command, ResourceLimits
 from runtimes.bundle import Bundle, ensure_bundle
 from runtimes.cgroups import CgroupTree
 from runtimes.local.config import LocalConfig
@@ -385,3 +387,23 @@ def test_processes_without_a_record_are_found_by_their_groups(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def cpu_used_pct(box: Box) -> float:
+    connection = http.client.HTTPConnection("sandbox")
+    with closing(box.runtime.connect(box.handle, EXECD_PORT, timeout_seconds=10)) as connection.sock:
+        connection.request("GET", "/metrics")
+        share = json.loads(connection.getresponse().read())["cpu_used_pct"]
+    assert isinstance(share, float)
+    return share
+
+
+def test_load_of_the_machine_is_not_told_as_the_sandboxs(kind):
+    with kind.box() as box:
+        cpu_used_pct(box)
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+        assert cpu_used_pct(box) < 50
+        box.sh("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+        assert cpu_used_pct(box) > 0
