@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -17,8 +18,18 @@ _LAST_WORDS_BYTES: Final = 1 << 20
 _PROBES: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
 """After a minute of silence the kernel asks whether the peer is there, and gives it up a minute later."""
 
-# One for all streams: what the loop has received is copied out of it before anything else runs.
-_received = memoryview(bytearray(BUFFER_BYTES))
+
+class _Received(threading.local):
+    """One buffer for all streams of a loop: what it has received is copied out of it before anything else runs.
+
+    Of a loop, which is of a thread: another one receives at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
+
+
+_received = _Received()
 
 
 class Stream(asyncio.BufferedProtocol):
@@ -53,11 +64,11 @@ class Stream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where the next bytes go."""
         del sizehint
-        return _received
+        return _received.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take them."""
-        self._take_in(bytes(_received[:nbytes]))
+        self._take_in(bytes(_received.buffer[:nbytes]))
 
     def eof_received(self) -> bool:
         """Note that the peer sends no more; our direction stays open."""
