@@ -286,6 +286,7 @@ MUTANTS = (
         "s.tenant_id = %(tenant_id)s AND NOT s.is_warm\n",
         "s.tenant_id = %(tenant_id)s\n",
         (f"{POOLS}::test_members_nobody_has_are_not_to_be_seen",),
+        times=2,
     ),
     Mutant(
         "pool: what does not answer is given away",
