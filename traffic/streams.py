@@ -59,7 +59,7 @@ class Stream(asyncio.BufferedProtocol):
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        _keep_alive(transport.get_extra_info("socket"))
+        _tune(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where the next bytes go."""
@@ -222,10 +222,15 @@ def _wake(waiter: "asyncio.Future[None] | None") -> None:
         waiter.set_result(None)
 
 
-def _keep_alive(connection: Any) -> None:
-    """Notice, on a TCP connection, a peer that vanished without a word while there is nothing to send to it."""
+def _tune(connection: Any) -> None:
+    """Send small messages at once over TCP, and notice a peer that vanished while there is nothing to send to it.
+
+    asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP by name. Without it, an answer of two writes waits
+    for the 40 ms after which the other side's kernel acknowledges the first.
+    """
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):  # it is gone already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _PROBES.items():
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)

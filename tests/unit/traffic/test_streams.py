@@ -78,3 +78,27 @@ def test_an_end_of_one_direction_leaves_the_other():
             return answer
 
     assert asyncio.run(run()) == b"answer"
+
+
+def test_small_messages_go_out_at_once_also_where_asyncio_leaves_it_to_the_socket():
+    """A listener made without IPPROTO_TCP by name gives sockets on which asyncio does not set TCP_NODELAY.
+
+    Then the end of an answer waits until the client's kernel acknowledges its beginning, which takes 40 ms.
+    """
+
+    async def run():
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            ours = socket.create_connection(listener.getsockname(), 5)
+            accepted = listener.accept()[0]
+        streams = [await open_stream(connection) for connection in (ours, accepted)]
+        sockets = [stream.info("socket") for stream in streams]
+        set_options = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets]
+        protocols = [each.proto for each in sockets]
+        for stream in streams:
+            stream.abort()
+        await asyncio.sleep(0)
+        return protocols[1], set_options
+
+    assert asyncio.run(run()) == (0, [1, 1])
