@@ -382,12 +382,13 @@ def _rooms(nodes: Sequence[NodeRoom]) -> list[tuple[str, str, int, int, int]]:
         {
             (
                 name,
-                json.dumps(dict(node.labels), sort_keys=True),
+                labels,
                 node.free_gpu,
                 node.free_cpu_millicores,
                 node.free_memory_bytes,
             )
             for node in nodes
+            for labels in [json.dumps(dict(node.labels), sort_keys=True)]
             for name in node.runtimes
         },
         reverse=True,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from repositories.base import SqlRepository
 
@@ -17,6 +18,12 @@ n.cordoned_at IS NULL AND n.drained_at IS NULL AND EXISTS (
 _CAPACITIES = f"""
 SELECT n.runtimes, n.cpu_millicores, n.memory_bytes, n.gpu, n.labels FROM nodes n WHERE {TAKES_WORK}
 """
+
+_LABELS = f"""
+SELECT n.labels FROM nodes n WHERE %(runtime)s = ANY(n.runtimes) AND {TAKES_WORK}
+"""
+
+_LABELS_OF = "SELECT labels FROM nodes WHERE id = %(node_id)s"
 
 _OFFERS = f"""
 SELECT r.name AS runtime, max(n.gpu)::int AS gpu, array_agg(DISTINCT n.labels ->> %(label)s) AS labels,
@@ -66,6 +73,15 @@ class NodeReadRepository(SqlRepository):
             )
             for row in self._rows(_OFFERS, {"label": label})
         }
+
+    def labels(self, runtime: str) -> list[dict[str, str]]:
+        """Labels of all nodes that offer a runtime and take work now, in no order."""
+        return [row["labels"] for row in self._rows(_LABELS, {"runtime": runtime})]
+
+    def labels_of(self, node_id: UUID) -> dict[str, str]:
+        """Labels of one node, also of one that is away; none of one that was never there."""
+        row = self._row(_LABELS_OF, {"node_id": node_id})
+        return {} if row is None else dict(row["labels"])
 
     def capacities(self) -> list[NodeCapacity]:
         """All nodes that take work now, in no order."""

@@ -56,6 +56,8 @@ WHERE a.session_id = %(id)s AND a.{_LIVE}
 
 _NOTE_IMAGES = "UPDATE nodes SET images = %(images)s WHERE id = %(node_id)s"
 
+_NOTE_LABELS = "UPDATE nodes SET labels = %(labels)s WHERE id = %(node_id)s"
+
 _UNCLAIMED = """
 SELECT trial_id, fence FROM attempts
 WHERE node_id = %(node_id)s AND state = 'dispatched' AND start_deadline > clock_timestamp()
@@ -152,6 +154,10 @@ class SessionRepository(SqlRepository):
     def note_images(self, node_id: UUID, images: Sequence[str]) -> None:
         """Say what sandboxes of this node were made from lately: those images need not be fetched."""
         self._count(_NOTE_IMAGES, {"node_id": node_id, "images": list(images)})
+
+    def note_labels(self, node_id: UUID, labels: Mapping[str, str]) -> None:
+        """Say by which labels jobs and sandboxes find this node from now on."""
+        self._count(_NOTE_LABELS, {"node_id": node_id, "labels": Jsonb(dict(labels))})
 
     def give_up_rest(self, node_id: UUID) -> None:
         """What earlier sessions of this node still hold is lost from now on; nothing of it runs any more."""

@@ -22,6 +22,7 @@ __all__ = [
     "EXECD_PORT",
     "LACKS",
     "BackgroundRun",
+    "Capabilities",
     "Command",
     "CommandResult",
     "ExecutionClient",
@@ -254,6 +255,18 @@ def refuse_gpus(spec: SandboxSpec, runtime: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a runtime can do on one host and not on each. What it can do nowhere is in LACKS.
+
+    oci_runtimes: names that `SandboxSpec.oci_runtime` may have. host_paths: folders in which those of volumes may lie.
+    """
+
+    makes_snapshots: bool = True
+    oci_runtimes: Collection[str] = ()
+    host_paths: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxHandle:
     """One sandbox that was created. ref: the runtime's own id (container id, process id)."""
 
@@ -449,6 +462,10 @@ class Runtime(ABC):
     def limitations(self) -> Sequence[str]:
         """Say, a line each, what this host does not let the runtime enforce, and the way out. Call it after `check`."""
         return ()
+
+    def capabilities(self) -> Capabilities:
+        """Say what it can do on this host, as it is now. Call it after `check`. Raises kinds of RunFailure."""
+        return Capabilities()
 
     @abstractmethod
     def create(

@@ -27,6 +27,7 @@ from core.errors import (
 from runtimes.base import (
     ENTRYPOINT_KEY,
     EXECD_PORT,
+    Capabilities,
     Command,
     ImageAuth,
     OnProgress,
@@ -184,6 +185,14 @@ class DockerRuntime(Runtime):
         if not facts.has_seccomp:
             lines.append("the engine has no seccomp: the list of system calls does not hold")
         return lines
+
+    def capabilities(self) -> Capabilities:
+        """Ask the engine which OCI runtimes it has: it may have been told of others; see `Runtime.capabilities`."""
+        try:
+            facts = self._ask_facts()
+        except APIError as error:
+            raise daemon_error("the engine does not say what it can do", error) from error
+        return Capabilities(oci_runtimes=facts.oci_runtimes, host_paths=self._config.allowed_host_paths)
 
     def rules(self) -> ContainerRules:
         """Give the guards of all containers. Raises RuntimeUnavailableError on an architecture without a list."""

@@ -28,6 +28,7 @@ from runtimes.base import (
     ENTRYPOINT_KEY,
     EXECD_PORT,
     BackgroundRun,
+    Capabilities,
     Command,
     CommandResult,
     FileInfo,
@@ -143,6 +144,10 @@ class FakeRuntime(Runtime):
 
     def check(self) -> None:
         """Return: it runs anywhere."""
+
+    def capabilities(self) -> Capabilities:
+        """Take what is asked for, as far as it can be counted up; see `Runtime.capabilities`."""
+        return Capabilities(oci_runtimes=("runc", "runsc"), host_paths=("/",))
 
     def create(
         self, spec: SandboxSpec, *, timeout_seconds: float, on_progress: OnProgress | None = None

@@ -21,11 +21,13 @@ from repositories.live_sandboxes import (
     SandboxRow,
     WishRow,
 )
+from repositories.nodes import NodeReadRepository
 from repositories.snapshots import SnapshotRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import Resources
+from services.node_capabilities import asks_for_capabilities, labels_asked
 from services.queue_room import QueueRoom
 from services.runtime_offers import Reserved, labels_needed
 from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
@@ -194,6 +196,7 @@ class LiveSandboxService:
             runtime,
             is_named=new.runtime is not None,
             reserved=self._policy.reserved(new.spec.resources),
+            others=new.node_labels,
         )
         if labels:
             new = replace(new, node_labels={**new.node_labels, **labels})
@@ -205,6 +208,7 @@ class LiveSandboxService:
     def add_member(self, new: NewSandbox, sandbox_id: UUID, member: PoolMember) -> None:
         """Accept a sandbox of a warm pool. Raises QuotaExceededError: it waits in the queue like any other."""
         self._room.refuse_early(1)
+        new = self._placed(new)
         row = replace(
             self._to_row(new, sandbox_id),
             pool=member.pool,
@@ -218,6 +222,18 @@ class LiveSandboxService:
             row = replace(row, max_cpu_seconds=row.cpu_millicores / 1000 * member.max_age_seconds)
         self._sandboxes.insert(row)
         self._room.hold(1)
+
+    def _placed(self, new: NewSandbox) -> NewSandbox:
+        """Ask for what a node must be able to do; where none can any more, the sandbox waits, and its pool says so."""
+        if not asks_for_capabilities(new.spec):
+            return new
+        runtime = new.runtime or self._policy.default_runtime
+        nodes = NodeReadRepository(self._connection).labels(runtime)
+        try:
+            labels = labels_asked(new.spec, runtime, nodes, others=new.node_labels)
+        except WireInvalidError:
+            return new
+        return replace(new, node_labels={**new.node_labels, **labels})
 
     def check_timeout(self, seconds: int | None) -> None:
         """Raise WireInvalidError for a timeout beyond the installation's."""

@@ -134,6 +134,7 @@ class PoolService:
                 runtime,
                 is_named=new.runtime is not None,
                 reserved=self._policy.reserved(new.spec.resources),
+                others=new.node_labels,
             )
         except WireInvalidError as error:
             message = error.message.removeprefix(f"{error.field}: ")

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sqlalchemy import Connection
 
 from repositories.nodes import NodeReadRepository, RuntimeOffer
 from runtimes.base import LACKS
+from services.node_capabilities import asks_for_capabilities, labels_asked
 from services.sandbox_errors import WireInvalidError
 from services.session_spec import SessionSpec
 
@@ -14,6 +16,8 @@ __all__ = ["PLATFORM_LABEL", "Reserved", "labels_needed"]
 
 PLATFORM_LABEL = "sandmill/platform"
 """Every node has this label, e.g. `linux/amd64`; what is only for one platform asks for it."""
+
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 _SMALL_CPU_MILLICORES, _SMALL_MEMORY_BYTES = 1000, 1 << 30
 """So much nearly every node has; whether it does is not asked at each create."""
@@ -30,21 +34,33 @@ class Reserved:
 
 
 def labels_needed(
-    connection: Connection, spec: SessionSpec, runtime: str, *, is_named: bool, reserved: Reserved
+    connection: Connection,
+    spec: SessionSpec,
+    runtime: str,
+    *,
+    is_named: bool,
+    reserved: Reserved,
+    others: Mapping[str, str] = _NO_LABELS,
 ) -> Mapping[str, str]:
-    """Give the labels that a node must have for what a sandbox asks for. is_named: it asks for the runtime, too.
+    """Give the labels that a node must have for what a sandbox asks for.
 
+    is_named: it asks for the runtime, too. others: labels that its node must have anyway.
     Raises WireInvalidError if it asks for what the runtime lacks, or for a runtime, a platform or GPUs that none of the
-    nodes has that this installation has ever had, or would reserve more cpu or memory than the largest of them has.
-    Before the first of them nothing is known, and nothing refused; no size is while none of them is there.
+    nodes has that this installation has ever had, or would reserve more cpu or memory than the largest of them has, or
+    for an OCI runtime or folders that none of those has which take work now.
+    Before the first of them nothing is known, and nothing refused; no size, OCI runtime or folder is while none of them
+    is there.
     """
     _refuse_what_it_lacks(spec, runtime)
+    needs_capabilities = asks_for_capabilities(spec)
     is_small = (
         reserved.cpu_millicores <= _SMALL_CPU_MILLICORES and reserved.memory_bytes <= _SMALL_MEMORY_BYTES
     )
-    if not is_named and spec.platform is None and not spec.resources.gpu and is_small:
+    is_usual = spec.platform is None and not spec.resources.gpu and is_small and not needs_capabilities
+    if not is_named and is_usual:
         return {}  # what nearly all are: they cost no statement
-    offers = NodeReadRepository(connection).offers(label=PLATFORM_LABEL)
+    nodes = NodeReadRepository(connection)
+    offers = nodes.offers(label=PLATFORM_LABEL)
     if not offers:
         return {}
     offer = offers.get(runtime)
@@ -56,7 +72,10 @@ def labels_needed(
         raise WireInvalidError(_INVALID, message, field="resourceLimits.gpu")
     if offer.is_there:
         _refuse_too_large(reserved, runtime, offer)
-    return {} if spec.platform is None else _platform_label(spec.platform, runtime, offer)
+    labels = {} if spec.platform is None else _platform_label(spec.platform, runtime, offer)
+    if not needs_capabilities:
+        return labels
+    return {**labels, **labels_asked(spec, runtime, nodes.labels(runtime), others={**others, **labels})}
 
 
 def _refuse_too_large(reserved: Reserved, runtime: str, offer: RuntimeOffer) -> None:

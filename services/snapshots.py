@@ -10,13 +10,16 @@ from core.errors import QuotaExceededError
 from models.live_sandboxes import WireState
 from models.snapshots import SnapshotState
 from repositories.live_sandboxes import LiveSandboxRepository
+from repositories.nodes import NodeReadRepository
 from repositories.snapshots import NewSnapshotRow, SnapshotFilter, SnapshotRepository, SnapshotRow
 from services.idempotency import IdempotencyService, RequestIdentity
+from services.node_capabilities import may_make_snapshots
 from services.sandbox_errors import (
     SandboxMissingError,
     SandboxStateError,
     SnapshotMissingError,
     SnapshotStateError,
+    WireUnsupportedError,
 )
 
 __all__ = [
@@ -66,6 +69,7 @@ class SnapshotService:
         self._actor = actor
         self._snapshots = SnapshotRepository(connection, tenant_id)
         self._sandboxes = LiveSandboxRepository(connection, tenant_id)
+        self._nodes = NodeReadRepository(connection)
         self._keys = IdempotencyService(connection, tenant_id)
 
     def create(
@@ -78,7 +82,8 @@ class SnapshotService:
     ) -> tuple[SnapshotRow, bool]:
         """Ask for a snapshot of a sandbox that runs or stands still; gives it, and whether the same request made it.
 
-        Raises SandboxMissingError, SandboxStateError, TooManySnapshotsError, IdempotencyConflictError.
+        Raises SandboxMissingError, SandboxStateError, TooManySnapshotsError, IdempotencyConflictError, and
+        WireUnsupportedError where its node can make none.
         """
         source = self._sandboxes.lock(sandbox_id)
         if source is None or source.hidden_at is not None:
@@ -90,6 +95,12 @@ class SnapshotService:
             raise SandboxStateError(
                 "SNAPSHOT::INVALID_SOURCE_STATE",
                 f"sandbox {sandbox_id} is {source.state}: it has to be Running or Paused for a snapshot",
+            )
+        if not may_make_snapshots(self._nodes.labels_of(source.node_id), source.runtime or ""):
+            raise WireUnsupportedError(
+                "SNAPSHOT::NOT_IMPLEMENTED",
+                f"the node of sandbox {sandbox_id} cannot make snapshots with the runtime {source.runtime}: run its "
+                "worker as root with the usual SANDMILL_LOCAL_EXECUTOR, or use the runtime docker",
             )
         self._snapshots.lock_count()
         if self._snapshots.count(limit=self._most) >= self._most:

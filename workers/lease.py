@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from uuid import UUID
 
@@ -90,6 +90,15 @@ class LeaseKeeper:
     def valid(self) -> bool:
         """Whether the lease certainly holds: by our own clock, with the margin taken off."""
         return boot_seconds() < self._good_until
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels with which sessions are opened."""
+        return self._node.labels
+
+    def relabel(self, labels: Mapping[str, str]) -> None:
+        """Have the node other labels at the next session; those of the present one are the caller's to write."""
+        self._node = replace(self._node, labels=labels)
 
     def open(self) -> None:
         """Open the first session; it is not kept up before `start`. Raises what the database raises."""

@@ -36,6 +36,7 @@ from services.attempt_writes import AttemptStatements
 from services.live_log import LivePublisher
 from services.live_sandboxes import NODE_LABEL
 from services.log_pump import LogWriter
+from services.node_capabilities import labels_of_capabilities, told_of
 from services.regrades import Regrader
 from services.runtime_offers import PLATFORM_LABEL
 from services.seen_images import SeenImages
@@ -401,9 +402,22 @@ class NodeWorker:
             return False
         return is_its_own or self._registry.has_sandbox(handle.name)
 
+    def _tell_capabilities(self) -> None:
+        """Tell what this node can do, if it is something else than before: its engine may have been set up anew."""
+        labels = _labels(self._settings, self.node_id, self._runtimes, before=self._lease.labels)
+        if labels != self._lease.labels:
+            with self._statements.connect() as connection:
+                SessionRepository(connection).note_labels(self.node_id, labels)
+            self._lease.relabel(labels)
+            log.info("labels_changed", labels=labels)
+
     def _sweep(self) -> None:
         while not self._stopping.wait(_SWEEP_SECONDS):
-            for sweep in (self._remove_leftovers, self._sessions.reconcile_snapshots):
+            for sweep in (
+                self._remove_leftovers,
+                self._sessions.reconcile_snapshots,
+                self._tell_capabilities,
+            ):
                 try:
                     sweep()
                 except Exception:
@@ -488,14 +502,28 @@ def _describe(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]
         memory_bytes=memory,
         slots=settings.worker_slots,
         gpu=settings.worker_gpu,
-        # Last: nobody else's labels may stand for this node.
-        labels={**settings.worker_labels, PLATFORM_LABEL: own_platform(), NODE_LABEL: str(node_id)},
+        labels=_labels(settings, node_id, runtimes, before={}),
         pid=os.getpid(),
         version=_version(),
         boot_id=boot_id(),
         ingress_address=settings.ingress_clients_address,
         ingress_url=settings.ingress_url,
     )
+
+
+def _labels(
+    settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime], *, before: Mapping[str, str]
+) -> dict[str, str]:
+    """Say by which labels this node is found. before: what it said last, and says on while an engine is away."""
+    labels = dict(settings.worker_labels)
+    for name, runtime in runtimes.items():
+        try:
+            labels |= labels_of_capabilities(name, runtime.capabilities())
+        except RunFailure as error:
+            log.warning("capabilities_not_known", runtime=name, error=error.message)
+            labels |= told_of(before, name)
+    # Last: nobody else's labels may stand for this node.
+    return {**labels, PLATFORM_LABEL: own_platform(), NODE_LABEL: str(node_id)}
 
 
 def _facts(settings: Settings, node_id: UUID, runtimes: Mapping[str, Runtime]) -> Facts:

@@ -22,6 +22,7 @@ from runtimes.base import (
     ENTRYPOINT_KEY,
     EXECD_PORT,
     LACKS,
+    Capabilities,
     Command,
     OnProgress,
     ResourceLimits,
@@ -114,6 +115,10 @@ class LocalRuntime(Runtime):
             self.remove(self.create(spec, timeout_seconds=_CHECK_TIMEOUT_SECONDS))
         except (DaemonError, CreateTimeoutError) as error:
             raise RuntimeUnavailableError(f"{error}; {advice()}") from error
+
+    def capabilities(self) -> Capabilities:
+        """Snapshots need root and its way to start sandboxes; see `Runtime.capabilities`."""
+        return Capabilities(makes_snapshots=self._has_zygote)
 
     def _remove_left_checks(self) -> None:
         """Remove the sandboxes of checks whose process was killed in their midst."""

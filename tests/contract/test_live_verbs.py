@@ -5,7 +5,13 @@ from contextlib import suppress
 
 import pytest
 
-from core.errors import ExecdUnreachableError, ImageNotFoundError, NotFoundError, SpecInvalidError
+from core.errors import (
+    ExecdUnreachableError,
+    ImageNotFoundError,
+    NotFoundError,
+    NotSupportedError,
+    SpecInvalidError,
+)
 from runtimes.base import ENTRYPOINT_KEY, Command, FileUpload, SandboxState
 from tests.support.execd import wait_for
 from tests.support.sandboxes import START_SECONDS, is_root
@@ -24,6 +30,18 @@ def snapshot(kind):
 def live_box(kind, **changes):
     """A sandbox as live ones are made."""
     return kind.box(is_sealed=False, is_writable=True, **changes)
+
+
+def test_whether_snapshots_can_be_made_here_is_told(kind):
+    can = kind.runtime.capabilities().makes_snapshots
+    with live_box(kind) as box:
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        if not can:
+            with pytest.raises(NotSupportedError):
+                kind.runtime.snapshot(box.handle, name)
+            return
+        kind.runtime.snapshot(box.handle, name)
+        kind.runtime.remove_snapshot(name)
 
 
 def test_entrypoint_runs_beside_execd_and_its_output_is_kept(kind):

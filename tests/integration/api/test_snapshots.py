@@ -6,12 +6,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from core.errors import DaemonError, NotSupportedError
-from runtimes.base import FileUpload
+from runtimes.base import Capabilities, FileUpload
 from runtimes.fake import FakeRuntime
 from runtimes.local.config import LocalConfig
 from runtimes.local.runtime import LocalRuntime
+from services.node_capabilities import labels_of_capabilities
 from tests.support.invariants import SANDBOXES_BY_HAND
 from tests.support.live_sandboxes import LiveNode, create_body, live_node, wait_for_state, wait_until
 from tests.support.runtime_fixtures import real_kind, runtime_folder  # noqa: F401 -- fixtures are found by name
@@ -97,6 +99,19 @@ def read(runtime, handle) -> bytes:
 
 def code_of(response) -> tuple[int, str]:
     return response.status_code, response.json()["code"]
+
+
+def test_node_that_can_make_none_is_told_at_once(client, own_api, node):
+    sandbox = create(client)
+    told = labels_of_capabilities("fake", Capabilities(makes_snapshots=False))
+    own_api.world.execute("UPDATE nodes SET labels = labels || %(told)s", told=Jsonb(told))
+    response = client.post(f"/v1/sandboxes/{sandbox}/snapshots", json={})
+    assert code_of(response) == (501, "SNAPSHOT::NOT_IMPLEMENTED")
+    assert "run its worker as root" in response.json()["message"]
+    assert own_api.rows("SELECT 1 FROM snapshots") == []
+    told = labels_of_capabilities("fake", Capabilities())
+    own_api.world.execute("UPDATE nodes SET labels = labels || %(told)s", told=Jsonb(told))
+    snapshot(client, sandbox)
 
 
 def test_snapshot_is_accepted_at_once_and_becomes_ready(client, runtime):

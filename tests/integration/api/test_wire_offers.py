@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from runtimes.base import Capabilities
+from services.node_capabilities import labels_of_capabilities
 from services.runtime_offers import PLATFORM_LABEL
 from tests.integration.api.conftest import ApiWorld, changed_settings
 from tests.support.live_sandboxes import create_body
@@ -137,6 +139,46 @@ def test_template_of_a_pool_is_held_to_the_same(api):
     assert (answer.status_code, answer.json()["code"]) == (400, INVALID)
     assert answer.json()["message"].startswith("template.resourceLimits.gpu: ")
     assert api.client.get("/v1/pools").json() == {"items": []}
+
+
+def test_oci_runtime_and_folders_are_held_against_nodes_that_take_work(api):
+    gvisor = {**ON_DOCKER, "sandmill.oci-runtime": "runsc"}
+    volumes = [{"name": "v", "mountPath": "/v", "host": {"path": "/srv/a"}}]
+    field, code = "volumes[0].host.path", "VOLUME::HOST_PATH_NOT_ALLOWED"
+    # Before the first node nobody knows.
+    assert labels_of(api, post(api, extensions=gvisor)) == {}
+    assert labels_of(api, post(api, volumes=volumes, extensions=ON_DOCKER)) == {}
+    plain = labels_of_capabilities("docker", Capabilities(oci_runtimes=["runc"]))
+    api.world.session(runtimes=["docker"], labels=plain)
+    refused(api, "extensions.sandmill.oci-runtime", "is runsc", "there are runc", extensions=gvisor)
+    refused(api, field, "is /srv/a", "there are none", code=code, volumes=volumes, extensions=ON_DOCKER)
+    template = {"image": {"uri": "host"}, "extensions": gvisor}
+    capacity = {"bufferMin": 0, "bufferMax": 0, "poolMin": 0, "poolMax": 1}
+    answer = api.client.post("/v1/pools", json={"name": "p", "template": template, "capacitySpec": capacity})
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("template.extensions.sandmill.oci-runtime: is runsc")
+    # Another node can: it is placed there, and a member of a pool too.
+    full = labels_of_capabilities("docker", Capabilities(oci_runtimes=["runc", "runsc"], host_paths=["/srv"]))
+    able = api.world.session(runtimes=["docker"], labels=full)
+    both = post(api, volumes=volumes, extensions=gvisor)
+    assert labels_of(api, both).keys() == {
+        "sandmill/can/docker/oci-runtime/runsc",
+        "sandmill/can/docker/host-path/srv",
+    }
+    api.world.dispatcher.tick()
+    (attempt,) = api.rows("SELECT node_id FROM attempts WHERE trial_id = %(id)s", id=both.json()["id"])
+    assert attempt["node_id"] == able.node_id
+    capacity = {"bufferMin": 1, "bufferMax": 1, "poolMin": 0, "poolMax": 1}
+    made = api.client.post("/v1/pools", json={"name": "p", "template": template, "capacitySpec": capacity})
+    assert made.status_code == 201, made.text
+    member = post(api, image=None, resourceLimits=None, extensions={"poolRef": "p"})
+    assert labels_of(api, member).keys() == {"sandmill/can/docker/oci-runtime/runsc"}
+    # While that node is away nothing can start there.
+    api.world.execute("UPDATE worker_sessions SET ended_at = now() WHERE node_id = %(id)s", id=able.node_id)
+    refused(api, "extensions.sandmill.oci-runtime", extensions=gvisor)
+    # A node of an earlier release may be able, and does not tell.
+    api.world.session(runtimes=["docker"])
+    assert labels_of(api, post(api, extensions=gvisor)) == {}
 
 
 CAPS = [("pids", "4096", "4097"), ("disk", "102400Mi", "102401Mi")]

@@ -16,6 +16,7 @@ from requests import Session
 from core.errors import (
     BadImageError,
     CreateTimeoutError,
+    DaemonError,
     ExecdUnreachableError,
     ImageNotFoundError,
     RuntimeUnavailableError,
@@ -388,6 +389,15 @@ def test_oci_runtime_the_engine_has_not_got_is_told_by_name(kind, runtime_folder
     folders = {"bundle_dir": runtime_folder / "bundles", "state_dir": runtime_folder / "docker"}
     with pytest.raises(RuntimeUnavailableError, match=name):
         DockerRuntime(DockerConfig(**folders, oci_runtime=name)).check()
+
+
+def test_what_this_engine_can_do_is_told(runtime_folder):
+    folders = {"bundle_dir": runtime_folder / "bundles", "state_dir": runtime_folder / "docker"}
+    can = DockerRuntime(DockerConfig(**folders, allowed_host_paths=("/srv",))).capabilities()
+    assert set(can.oci_runtimes) == json.loads(docker_output("info", "--format", "{{json .Runtimes}}")).keys()
+    assert (can.host_paths, can.makes_snapshots) == (("/srv",), True)
+    with pytest.raises(DaemonError):
+        DockerRuntime(DockerConfig(**folders, base_url="unix:///nowhere.sock")).capabilities()
 
 
 def has_gvisor():

@@ -1,12 +1,19 @@
 """What a worker's sweep removes, and what it tells of the rest."""
 
+from uuid import UUID
+
 import pytest
 
+from core.config import Settings
+from core.database import create_database_engine
 from core.errors import DaemonError
 from core.metrics import REGISTRY
+from runtimes.base import Capabilities
 from runtimes.fake import FakeRuntime
 from tests.support.sandboxes import make_spec
-from workers.node import NodeWorker
+from workers.lease import LeaseKeeper, LeaseTimes
+from workers.node import NodeWorker, _describe
+from workers.registry import AttemptRegistry
 
 
 class Shaky(FakeRuntime):
@@ -86,3 +93,54 @@ def test_engine_that_cannot_be_asked_about_the_rest_keeps_no_worker_from_its_wor
     runtime.collect = collect
     Swept(runtime, [])._remove_leftovers()
     assert leaked("sandbox") == 1
+
+
+class Able(FakeRuntime):
+    """Can do what it is told it can."""
+
+    can = Capabilities(oci_runtimes=["runc"])
+
+    def capabilities(self):
+        if self.can is None:
+            raise DaemonError("the engine is away")
+        return self.can
+
+
+class Telling(NodeWorker):
+    """A worker of which only what it tells of its node is there."""
+
+    node_id = UUID(int=7)
+
+    def __init__(self, runtime, engine, lease):
+        self._settings = Settings(database_url="postgresql://u:p@h/d", redis_url="redis://:p@h/0")
+        self._runtimes = {"fake": runtime}
+        self._statements = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._lease = lease
+
+
+def test_what_the_engine_can_do_from_now_on_is_told(world, database_url):
+    runtime = Able()
+    settings = Settings(database_url="postgresql://u:p@h/d", redis_url="redis://:p@h/0")
+    node = _describe(settings, Telling.node_id, {"fake": runtime})
+    engine = create_database_engine(database_url, actor="lease", pool_size=1)
+    lease = LeaseKeeper(engine, node, AttemptRegistry(), LeaseTimes(9.0, 1.0, 3.0), on_beat=lambda: None)
+    lease.open()
+    worker = Telling(runtime, world.engine, lease)
+
+    def told() -> set[str]:
+        worker._tell_capabilities()
+        (row,) = world.execute("SELECT labels FROM nodes")
+        assert row["labels"] == lease.labels
+        return {name for name in row["labels"] if "/can/" in name}
+
+    before = told()
+    assert before == {f"sandmill/can/fake{tail}" for tail in ("", "/snapshots", "/oci-runtime/runc")}
+    runtime.can = Capabilities(oci_runtimes=["runc", "runsc"], makes_snapshots=False)
+    after = {f"sandmill/can/fake{tail}" for tail in ("", "/oci-runtime/runc", "/oci-runtime/runsc")}
+    assert told() == after
+    runtime.can = None  # an engine that is away has lost nothing
+    assert told() == after
+    # The next session opens with them, too.
+    lease.open()
+    assert told() == after
+    engine.dispose()
