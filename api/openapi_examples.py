@@ -48,6 +48,11 @@ _BATCH_VIEW: Final = {
     "created_at": _SUBMITTED,
     "finished_at": _FINISHED,
 }
+_WARNING: Final = {
+    "field": "jobs[0].resources.memory_mb",
+    "message": "is 65536; no node that takes work now and could run this has more than 12800: it waits for one, for at "
+    "most 86400 s (timeouts.queue)",
+}
 _JOB_VIEW: Final = {
     "id": _JOB,
     "batch_id": _BATCH,
@@ -269,6 +274,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     "JobDetail": {
         **_JOB_VIEW,
         "spec": {"key": "hello", "image": {"ref": "host"}, "steps": [{"name": "run", "run": "exit 3"}]},
+    },
+    "SubmittedBatchView": {**_BATCH_VIEW, "warnings": [_WARNING]},
+    "SubmittedJobView": {
+        **_JOB_VIEW,
+        "spec": {"key": "hello", "image": {"ref": "host"}, "steps": [{"name": "run", "run": "exit 3"}]},
+        "warnings": [],
     },
     "LogPageView": {**_page(_CHUNK), "closed": True, "truncated_bytes": 0},
     "Page_ArtifactView_": _page(

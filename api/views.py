@@ -1,6 +1,17 @@
 """From what services give to what the wire shows."""
 
-from api.schemas.batches import BatchView, CancelView, CountsView, JobDetail, JobView, RegradeView
+from collections.abc import Sequence
+
+from api.schemas.batches import (
+    BatchView,
+    CancelView,
+    CountsView,
+    JobDetail,
+    JobView,
+    RegradeView,
+    SubmittedBatchView,
+    SubmittedJobView,
+)
 from api.schemas.convert import to_wire, verdict_to_wire
 from api.schemas.dead_letters import DeadLetterView
 from api.schemas.logs import BlobView
@@ -25,6 +36,7 @@ from services.batch_verbs import Cancellation
 from services.batches import BatchSummary, JobSummary, TrialCounts
 from services.dead_letters import state_of
 from services.jobspec import JobSpec, verdict_from_json
+from services.problems import Problem
 from services.regrades import RegradeAnswer
 from services.trials import TrialDetails
 
@@ -38,6 +50,8 @@ __all__ = [
     "to_job_detail",
     "to_job_view",
     "to_regrade_view",
+    "to_submitted_batch",
+    "to_submitted_job",
     "to_trial_detail",
     "to_trial_view",
 ]
@@ -65,6 +79,22 @@ def to_batch_view(summary: BatchSummary) -> BatchView:
             "finished_at": row.finished_at,
         }
     )
+
+
+def to_submitted_batch(summary: BatchSummary, warnings: Sequence[Problem]) -> SubmittedBatchView:
+    """Show a batch to which jobs were just submitted."""
+    view = to_batch_view(summary).model_dump()
+    return SubmittedBatchView.model_validate({**view, "warnings": _warnings(warnings)})
+
+
+def to_submitted_job(summary: JobSummary, warnings: Sequence[Problem]) -> SubmittedJobView:
+    """Show a job that was just submitted."""
+    view = to_job_detail(summary).model_dump()
+    return SubmittedJobView.model_validate({**view, "warnings": _warnings(warnings)})
+
+
+def _warnings(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    return [{"field": problem.field, "message": problem.message} for problem in problems]
 
 
 def to_job_view(summary: JobSummary) -> JobView:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -25,6 +25,8 @@ from repositories.batches import (
     NewTrials,
 )
 from repositories.jobs import JobRepository, JobRow
+from repositories.nodes import NodeReadRepository
+from runtimes.base import LACKS
 from services.batch_webhooks import BatchWebhook, BatchWebhookService
 from services.blobs import BlobService
 from services.fan_out import split_first_page
@@ -34,6 +36,7 @@ from services.jobspec import JobSpec, digest_of
 from services.problems import InvalidFieldsError, Problem
 from services.queue_room import QueueRoom
 from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
+from services.submission_warnings import submission_warnings
 
 __all__ = [
     "MAX_TRIALS",
@@ -209,6 +212,16 @@ class BatchService:
         if batch.webhook is not None:
             self._webhooks.check(batch.webhook)
 
+    def warnings(self, jobs: NewJobs) -> list[Problem]:
+        """Say which of the jobs no node could start now, however empty: they are accepted, and wait."""
+        nodes = NodeReadRepository(self._connection).capacities()
+        return [
+            Problem(jobs.place(number, name), message)
+            for number, name, message in submission_warnings(
+                jobs.specs, nodes, default_runtime=self._default_runtime
+            )
+        ]
+
     def append(self, batch_id: UUID, jobs: NewJobs, identity: RequestIdentity | None = None) -> Created:
         """Add jobs to an open batch, all or none.
 
@@ -293,10 +306,20 @@ class BatchService:
         problems = [
             Problem(jobs.place(number, field), message)
             for number, spec in enumerate(jobs.specs)
-            for field, message in self._caps.excesses_of_job(spec.resources)
+            for field, message in self._excesses(spec)
         ]
         if problems:
             raise InvalidFieldsError(problems)
+
+    def _excesses(self, spec: JobSpec) -> Iterator[tuple[str, str]]:
+        """Give what no node could ever give a job: the field, and what is wrong."""
+        yield from self._caps.excesses_of_job(spec.resources)
+        runtime = spec.runtime or self._default_runtime
+        if spec.resources.gpu and "gpu" in LACKS.get(runtime, ()):
+            yield (
+                "resources.gpu",
+                f"sandboxes of the runtime {runtime} get none: leave it out, or choose another runtime",
+            )
 
     def _take_files(self, jobs: NewJobs) -> None:
         self._blobs.grant_all(jobs.files)

@@ -1,13 +1,14 @@
 """Why a queued trial waits, where it is not merely for its turn. Pure: no database, no clock."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from repositories.nodes import NodeCapacity
 from repositories.quotas import QuotaStanding
 from repositories.trials_read import TrialRow
 
-__all__ = ["WaitReason", "reason_to_wait"]
+__all__ = ["Demand", "WaitReason", "lack_of_nodes", "reason_to_wait", "suited_nodes"]
 
 
 class WaitReason(StrEnum):
@@ -23,6 +24,24 @@ class WaitReason(StrEnum):
     CONCURRENCY = "concurrency"
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a node has to have for each trial of a job. queue_seconds: so long they wait for one."""
+
+    runtime: str
+    cpu_millicores: int
+    memory_bytes: int
+    gpu: int
+    node_labels: Mapping[str, str]
+    queue_seconds: float
+
+    @property
+    def key(self) -> object:
+        """Equal for equal demands."""
+        rest = (self.cpu_millicores, self.memory_bytes, self.gpu, self.queue_seconds)
+        return self.runtime, rest, frozenset(self.node_labels.items())
+
+
 def reason_to_wait(
     trial: TrialRow,
     nodes: Sequence[NodeCapacity],
@@ -35,7 +54,7 @@ def reason_to_wait(
     """
     if trial.state != "queued":
         return None
-    never = _no_node(trial, nodes)
+    never = lack_of_nodes(trial, nodes)
     if never is not None:
         return never
     queue_is_paused = (stopped_queues or {}).get(trial.queue)
@@ -48,23 +67,32 @@ def reason_to_wait(
     return None if queue_is_paused is None else WaitReason.QUEUE
 
 
-def _no_node(trial: TrialRow, nodes: Sequence[NodeCapacity]) -> WaitReason | None:
+def lack_of_nodes(wanted: TrialRow | Demand, nodes: Sequence[NodeCapacity]) -> WaitReason | None:
     """Say what is missing on all nodes, even if they were empty."""
     if not nodes:
         return WaitReason.NO_NODE
-    offering = [node for node in nodes if trial.runtime in node.runtimes]
+    offering = [node for node in nodes if wanted.runtime in node.runtimes]
     if not offering:
         return WaitReason.NO_RUNTIME
-    labelled = [node for node in offering if trial.node_labels.items() <= node.labels.items()]
-    if not labelled:
+    suited = suited_nodes(wanted, nodes)
+    if not suited:
         return WaitReason.NO_LABELS
     has_room = any(
-        trial.cpu_millicores <= node.cpu_millicores
-        and trial.memory_bytes <= node.memory_bytes
-        and trial.gpu <= node.gpu
-        for node in labelled
+        wanted.cpu_millicores <= node.cpu_millicores
+        and wanted.memory_bytes <= node.memory_bytes
+        and wanted.gpu <= node.gpu
+        for node in suited
     )
     return None if has_room else WaitReason.TOO_LARGE
+
+
+def suited_nodes(wanted: TrialRow | Demand, nodes: Sequence[NodeCapacity]) -> list[NodeCapacity]:
+    """Give the nodes with the runtime and the labels, whatever their size."""
+    return [
+        node
+        for node in nodes
+        if wanted.runtime in node.runtimes and wanted.node_labels.items() <= node.labels.items()
+    ]
 
 
 def _has_quota(trial: TrialRow, standing: QuotaStanding) -> bool:

@@ -7,14 +7,14 @@ from api.body import json_body
 from api.cursors import CursorScope
 from api.json_body import parse_json
 from api.openapi_parts import json_request
-from api.schemas.batches import AppendRequest, BatchRequest, BatchView, JobView
+from api.schemas.batches import AppendRequest, BatchRequest, BatchView, JobView, SubmittedBatchView
 from api.schemas.errors import error_responses
 from api.schemas.examples import APPEND_EXAMPLE, BATCH_EXAMPLE
 from api.schemas.fields import JobKey
 from api.schemas.pages import Cursor, Limit, Page
 from api.schemas.trials import OutcomeName, TrialStateName, TrialView
 from api.services import Caller, IdempotencyKey, Services, make_identity
-from api.views import to_batch_view, to_job_view, to_trial_view
+from api.views import to_batch_view, to_job_view, to_submitted_batch, to_trial_view
 from core.failpoints import failpoint
 from repositories.trials_read import TrialFilter
 from services.blobs import store_files
@@ -28,10 +28,10 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 @router.post(
     "",
     status_code=202,
-    response_model=BatchView,
+    response_model=SubmittedBatchView,
     summary="Submit a batch of jobs",
     responses=error_responses(408, 409, 413, 415, 429)
-    | {200: {"model": BatchView, "description": "Made before."}},
+    | {200: {"model": SubmittedBatchView, "description": "Made before."}},
     openapi_extra=json_request(BatchRequest, BATCH_EXAMPLE),
 )
 def create_batch(
@@ -40,7 +40,7 @@ def create_batch(
     response: Response,
     body: Annotated[bytes, Depends(json_body)],
     idempotency_key: IdempotencyKey = None,
-) -> BatchView:
+) -> SubmittedBatchView:
     """Accept jobs to run. The answer comes after they are stored safely; they start as soon as there is room.
 
     Everything that is wrong with the body is told at once, and then nothing is stored.
@@ -53,7 +53,7 @@ def create_batch(
     with services.engine.begin() as connection:
         service = services.batches(connection, caller)
         created = service.create(batch, make_identity(idempotency_key, "batches", value))
-        view = to_batch_view(service.get(created.batch_id))
+        view = to_submitted_batch(service.get(created.batch_id), service.warnings(batch.jobs))
         failpoint("api.before_commit")
     failpoint("api.after_commit")
     response.headers["Location"] = f"/v1/batches/{created.batch_id}"
@@ -130,10 +130,10 @@ def list_batch_trials(
 @router.post(
     "/{batch_id}/jobs",
     status_code=202,
-    response_model=BatchView,
+    response_model=SubmittedBatchView,
     summary="Append jobs to an open batch",
     responses=error_responses(404, 408, 409, 410, 413, 415, 429)
-    | {200: {"model": BatchView, "description": "Appended before."}},
+    | {200: {"model": SubmittedBatchView, "description": "Appended before."}},
     openapi_extra=json_request(AppendRequest, APPEND_EXAMPLE),
 )
 def append_jobs(
@@ -144,7 +144,7 @@ def append_jobs(
     batch_id: UUID,
     body: Annotated[bytes, Depends(json_body)],
     idempotency_key: IdempotencyKey = None,
-) -> BatchView:
+) -> SubmittedBatchView:
     """Add jobs to a batch that was made with `open`, all or none. They may need jobs that it has already."""
     value = parse_json(body)
     with services.engine.begin() as connection:
@@ -155,7 +155,7 @@ def append_jobs(
         service = services.batches(connection, caller)
         identity = make_identity(idempotency_key, f"batches/{batch_id}/jobs", value)
         created = service.append(batch_id, jobs, identity)
-        view = to_batch_view(service.get(batch_id))
+        view = to_submitted_batch(service.get(batch_id), service.warnings(jobs))
     if created.replayed:
         response.status_code = 200
         response.headers["Idempotent-Replayed"] = "true"

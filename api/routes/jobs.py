@@ -7,13 +7,13 @@ from api.body import json_body
 from api.cursors import CursorScope
 from api.json_body import parse_json
 from api.openapi_parts import json_request
-from api.schemas.batches import JobDetail, JobView
+from api.schemas.batches import JobDetail, JobView, SubmittedJobView
 from api.schemas.errors import error_responses
 from api.schemas.examples import JOB_EXAMPLE
 from api.schemas.jobs import JobRequest
 from api.schemas.pages import Cursor, Limit, Page
 from api.services import Caller, IdempotencyKey, Services, make_identity
-from api.views import to_job_detail, to_job_view
+from api.views import to_job_detail, to_job_view, to_submitted_job
 from core.failpoints import failpoint
 from services.blobs import store_files
 
@@ -25,10 +25,10 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 @router.post(
     "",
     status_code=202,
-    response_model=JobDetail,
+    response_model=SubmittedJobView,
     summary="Submit a lone job",
     responses=error_responses(408, 409, 413, 415, 429)
-    | {200: {"model": JobDetail, "description": "Made before."}},
+    | {200: {"model": SubmittedJobView, "description": "Made before."}},
     openapi_extra=json_request(JobRequest, JOB_EXAMPLE),
 )
 def create_job(
@@ -37,7 +37,7 @@ def create_job(
     response: Response,
     body: Annotated[bytes, Depends(json_body)],
     idempotency_key: IdempotencyKey = None,
-) -> JobDetail:
+) -> SubmittedJobView:
     """Accept one job. It gets a batch of its own, named in `batch_id`, with all that batches can do."""
     value = parse_json(body)
     batch = services.checker.check_job(value)
@@ -46,7 +46,7 @@ def create_job(
         service = services.batches(connection, caller)
         created = service.create(batch, make_identity(idempotency_key, "jobs", value))
         job_id = service.page_jobs_of(created.batch_id, after=None, limit=1)[0].row.id
-        view = to_job_detail(service.get_job(job_id))
+        view = to_submitted_job(service.get_job(job_id), service.warnings(batch.jobs))
         failpoint("api.before_commit")
     failpoint("api.after_commit")
     response.headers["Location"] = f"/v1/jobs/{job_id}"

@@ -30,6 +30,9 @@ __all__ = [
     "ResumeView",
     "RetryView",
     "RunAgainRequest",
+    "SubmittedBatchView",
+    "SubmittedJobView",
+    "WarningView",
 ]
 
 MAX_JOBS = 10_000
@@ -218,6 +221,22 @@ class BatchView(ResponseSchema):
     finished_at: datetime | None
 
 
+class WarningView(ResponseSchema):
+    """Something about a request that was accepted all the same."""
+
+    field: str = Field(description="Path in the request, as in `jobs[3].resources.memory_mb`.")
+    message: str
+
+
+_WARNINGS = Field(description="Jobs that no node could start now, however empty: they wait for one.")
+
+
+class SubmittedBatchView(BatchView):
+    """A batch to which jobs were just submitted."""
+
+    warnings: list[WarningView] = _WARNINGS
+
+
 class JobView(ResponseSchema):
     """One job, without its spec."""
 
@@ -236,3 +255,9 @@ class JobDetail(JobView):
     """One job with its spec, every default filled in; it can be submitted again as it is."""
 
     spec: dict[str, Any]
+
+
+class SubmittedJobView(JobDetail):
+    """A job that was just submitted."""
+
+    warnings: list[WarningView] = _WARNINGS

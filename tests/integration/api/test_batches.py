@@ -20,6 +20,7 @@ def test_a_batch_is_accepted_and_can_be_looked_at(api):
         1,
     )
     assert batch["trials"] == {"total": 1, "by_state": {"queued": 1}, "by_outcome": {}}
+    assert batch.pop("warnings") == []
     assert api.client.get(response.headers["Location"]).json() == batch
 
 

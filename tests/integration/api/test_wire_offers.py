@@ -230,6 +230,41 @@ def test_limits_of_jobs_above_the_installations_are_refused(api, key, most, more
     assert api.client.post("/v1/batches", json={"jobs": [job(**{key: most})]}).status_code == 202
 
 
+def test_jobs_that_no_node_could_start_now_are_accepted_and_told(api):
+    big = job(cpu=5, memory_mb=300)
+    jobs = {"jobs": [big], "open": True}
+
+    def warnings(path: str, body: dict[str, Any]) -> list[dict[str, str]]:
+        answer = api.client.post(path, json=body)
+        assert answer.status_code == 202, answer.text
+        return answer.json()["warnings"]
+
+    assert warnings("/v1/batches", jobs) == []  # before the first node nobody knows
+    api.world.session(runtimes=["fake"], cpu_millicores=4000)
+    (told,) = warnings("/v1/batches", jobs)
+    assert told["field"] == "jobs[0].resources.cpu"
+    assert told["message"].startswith(
+        "is 5; no node that takes work now and could run this has more than 4: "
+    )
+    assert warnings("/v1/jobs", big) == [{**told, "field": "resources.cpu"}]
+    batch = api.client.post("/v1/batches", json={**jobs, "jobs": []}).json()["id"]
+    assert warnings(f"/v1/batches/{batch}/jobs", {"jobs": [{**big, "key": "b"}]}) == [told]
+    # It waits, with its reason, and a larger node takes it.
+    (trial,) = api.client.get(f"/v1/batches/{batch}/trials").json()["items"]
+    assert (trial["state"], trial["state_reason"]) == ("queued", "too_large_for_any_node")
+    api.world.session(runtimes=["fake"], cpu_millicores=50_000)
+    assert warnings("/v1/jobs", big) == []
+    api.world.dispatcher.tick()
+    assert api.client.get(f"/v1/trials/{trial['id']}").json()["state"] == "running"
+
+
+def test_gpus_of_a_job_on_a_runtime_without_are_refused(api):
+    refused_job(api, "/v1/jobs", {**job(gpu=1), "runtime": "local"}, "resources.gpu", "the runtime local")
+    with changed_settings(api.app, runtime="local"):
+        refused_job(api, "/v1/batches", {"jobs": [job(gpu=1)]}, "jobs[0].resources.gpu", "the runtime local")
+    assert api.client.post("/v1/jobs", json={**job(gpu=1), "runtime": "docker"}).status_code == 202
+
+
 def test_who_names_no_number_of_processes_has_no_more_than_there_may_be(api):
     with changed_settings(api.app, sandbox_max_pids=300):
         refused(api, "resourceLimits.pids", "at most 300", resourceLimits={"pids": "301"})

@@ -17,6 +17,8 @@ from api.schemas.batches import (
     RegradeView,
     ResumeView,
     RetryView,
+    SubmittedBatchView,
+    SubmittedJobView,
 )
 from api.schemas.dead_letters import DeadLetterView, ReplayView
 from api.schemas.errors import ErrorView
@@ -55,6 +57,8 @@ MODELS = {
     "Page_QueueView_": Page[QueueView],
     "Page_TenantView_": Page[TenantView],
     "QueueView": QueueView,
+    "SubmittedBatchView": SubmittedBatchView,
+    "SubmittedJobView": SubmittedJobView,
     "TenantView": TenantView,
     "UsageView": UsageView,
     "Page_ArtifactView_": Page[ArtifactView],

@@ -119,6 +119,15 @@ def test_fields_of_a_newer_server_are_passed_over() -> None:
     assert Server(httpx.Response(200, json=make_batch(newer=1))).client.get_batch(BATCH_ID).id == BATCH_ID
 
 
+def test_warnings_of_a_submission_are_given() -> None:
+    warning = {"field": "jobs[0].resources.cpu", "message": "is 64"}
+    server = Server(
+        httpx.Response(202, json=make_batch(warnings=[warning])), httpx.Response(200, json=make_batch())
+    )
+    assert server.client.submit_batch([JOB]).warnings == ("jobs[0].resources.cpu: is 64",)
+    assert server.client.get_batch(BATCH_ID).warnings == ()
+
+
 def test_redirect_does_not_carry_the_key_elsewhere() -> None:
     server = Server(httpx.Response(302, headers={"Location": "http://elsewhere.test/"}))
     with pytest.raises(SandmillError):

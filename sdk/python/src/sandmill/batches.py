@@ -1,6 +1,6 @@
 """Batches and jobs as they come back. Times are aware."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -40,7 +40,8 @@ class TrialCounts:
 class BatchInfo:
     """A batch. state: running or finished. jobs: how many. implicit: made for a lone job.
 
-    open: takes more jobs. stopped: the outcome by which its `stop_when` ended it.
+    open: takes more jobs. stopped: the outcome by which its `stop_when` ended it. warnings: of a submission, its jobs
+    that no node could start now, however empty; they wait for one.
     """
 
     id: str
@@ -57,6 +58,7 @@ class BatchInfo:
     trials: TrialCounts
     created_at: datetime
     finished_at: datetime | None
+    warnings: Sequence[str] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -82,12 +84,13 @@ class BatchInfo:
             trials=found.one("trials", TrialCounts.from_json),
             created_at=found.time("created_at"),
             finished_at=found.time_or_none("finished_at"),
+            warnings=_warnings(value),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job. digest: equal for equal work. spec: with every default filled in; empty in lists."""
+    """A job. digest: equal for equal work. spec: all defaults filled in; empty in lists. warnings: see BatchInfo."""
 
     id: str
     batch_id: str
@@ -98,6 +101,7 @@ class JobInfo:
     trials: TrialCounts
     created_at: datetime
     spec: Mapping[str, Any]
+    warnings: Sequence[str] = ()
 
     @classmethod
     def from_json(cls, value: Any) -> "JobInfo":
@@ -113,7 +117,14 @@ class JobInfo:
             trials=found.one("trials", TrialCounts.from_json),
             created_at=found.time("created_at"),
             spec=found.json_object("spec"),
+            warnings=_warnings(value),
         )
+
+
+def _warnings(value: Any) -> tuple[str, ...]:
+    """Read what a submission was warned of; nothing where nothing is told, as by a server of an earlier release."""
+    found = (Record(item, "warning") for item in value.get("warnings") or ())
+    return tuple(f"{item.text('field')}: {item.text('message')}" for item in found)
 
 
 @dataclass(frozen=True, slots=True)
