@@ -1,7 +1,8 @@
 """SQL of the scheduler. All of it runs under the dispatch lock; nothing here decides."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from models.states import LIVE_ATTEMPT_STATES, sql_list
@@ -9,7 +10,7 @@ from repositories.base import SqlRepository
 from repositories.fair_share import NodeRoom
 from repositories.nodes import TAKES_WORK
 
-__all__ = ["Bell", "DispatchRepository"]
+__all__ = ["Bell", "DispatchRepository", "SpareRow"]
 
 _DISPATCH_LOCK = 0x5A4D_0002
 _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
@@ -62,6 +63,19 @@ FROM started s JOIN tenants n ON n.id = s.tenant_id
 RETURNING trial_id, fence, node_id
 """
 
+# Of tenants without pools for jobs, which are nearly all, this reads one entry of an index each.
+_SPARES = """
+SELECT s.node_id, s.runtime, p.tenant_id, p.spec, count(*)::int AS number
+FROM sandbox_pools p JOIN sandbox_sessions s ON s.pool_id = p.id AND s.pool_revision = p.revision
+WHERE p.tenant_id = ANY(%(tenants)s) AND p.spec ? 'job_workdir' AND s.is_warm AND s.state = 'Running'
+  AND s.ended_at IS NULL
+GROUP BY s.node_id, s.runtime, p.id
+"""
+
+_SPECS = """
+SELECT t.id, j.spec FROM trials t JOIN jobs j ON j.id = t.job_id WHERE t.id = ANY(%(ids)s) AND j.kind = 'run'
+"""
+
 _RING_AGAIN = """
 UPDATE attempts SET last_rung_at = clock_timestamp()
 WHERE state = 'dispatched' AND last_rung_at < clock_timestamp() - make_interval(secs => %(age)s)
@@ -103,6 +117,17 @@ class Bell:
     node_id: UUID
 
 
+@dataclass(frozen=True, slots=True)
+class SpareRow:
+    """Free members of one pool for jobs on one node. spec: what they were made from."""
+
+    node_id: UUID
+    runtime: str
+    tenant_id: int
+    spec: dict[str, Any]
+    number: int
+
+
 class DispatchRepository(SqlRepository):
     """Statements that admit, place, ring, recall and reap."""
 
@@ -120,6 +145,14 @@ class DispatchRepository(SqlRepository):
             NodeRoom(**{**row, "runtimes": frozenset(row["runtimes"]), "images": frozenset(row["images"])})
             for row in self._rows(_NODES)
         ]
+
+    def spares(self, tenants: Collection[int]) -> list[SpareRow]:
+        """Free members for jobs of some tenants, by pool and node."""
+        return [SpareRow(**row) for row in self._rows(_SPARES, {"tenants": list(tenants)})]
+
+    def specs(self, trials: Collection[UUID]) -> dict[UUID, dict[str, Any]]:
+        """What the jobs of some trials ask for; live sandboxes are left out."""
+        return {row["id"]: row["spec"] for row in self._rows(_SPECS, {"ids": list(trials)})}
 
     def dispatch(
         self, placed: Sequence[tuple[UUID, UUID, UUID]], *, claim_timeout_seconds: float

@@ -216,7 +216,10 @@ ORDER BY a.class DESC, l.queued_at, l.seq LIMIT 100
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """A node that takes work, and what is free on it."""
+    """A node that takes work, and what is free on it.
+
+    spares: free members of warm pools for jobs, by tenant, runtime and sandbox key; only those that were asked for.
+    """
 
     id: UUID
     runtimes: frozenset[str]
@@ -230,11 +233,15 @@ class NodeRoom:
     free_gpu: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
+    spares: Mapping[tuple[int, str, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedTrial:
-    """A trial whose turn it is. avoided: nodes on which it failed by no fault of its own."""
+    """A trial whose turn it is. avoided: nodes on which it failed by no fault of its own.
+
+    sandbox_key: of the sandbox that is made for it, where it is known that its tenant has free members for jobs.
+    """
 
     id: UUID
     runtime: str
@@ -247,6 +254,7 @@ class QueuedTrial:
     waited_seconds: float = 0.0
     tenant_id: int = 0
     has_rate: bool = False
+    sandbox_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,25 @@
 """SQL by which the scheduler keeps warm pools: who is there, who has to go. Pools of all tenants."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from models.states import READY
 from repositories.base import SqlRepository
 from repositories.pools import POOL_COLUMNS, PoolRow
 
-__all__ = ["KeptPool", "MemberCounts", "PoolKeepingRepository"]
+__all__ = [
+    "WARM_PRIORITY",
+    "KeptPool",
+    "MemberCounts",
+    "PoolKeepingRepository",
+    "QueuedMembers",
+    "WaitingRow",
+]
+
+WARM_PRIORITY = -100
+"""Of members that nobody has yet: what somebody waits for goes first."""
 
 # One probe of two small indexes per pool. Members that were made together failed together, and count once; what runs,
 # or is used, since a failure shows that the pool works again. What ended after it had run for a while says nothing of
@@ -76,6 +89,71 @@ WHERE s.is_warm AND s.ended_at IS NULL AND s.state IN ('Pending', 'Running')
 """
 
 
+_HEAD = """t.job_id, t.tenant_id, t.shape, t.priority, t.seq, t.runtime, t.queue, t.cpu_millicores, t.memory_bytes,
+           t.gpu, t.node_labels"""
+_FIRST = "ORDER BY t.tenant_id, t.shape, t.priority DESC, t.seq LIMIT 1"
+
+# A loose scan of trials_ready_idx, as the dispatcher does for all tenants: however many trials wait. Members of pools
+# wait behind all else, so that a head is one of them only where nothing else of its shape waits.
+_WAITING = f"""
+WITH RECURSIVE heads AS (
+  (SELECT {_HEAD}, 1 AS k FROM trials t WHERE {READY} AND t.tenant_id = %(tenant_id)s {_FIRST})
+  UNION ALL
+  SELECT h.*, f.k + 1 FROM heads f CROSS JOIN LATERAL (
+    SELECT {_HEAD} FROM trials t WHERE {READY} AND t.tenant_id = %(tenant_id)s AND t.shape > f.shape {_FIRST}) h
+  WHERE f.k < 64
+)
+SELECT h.runtime, h.queue, h.cpu_millicores, h.memory_bytes, h.gpu, h.node_labels, j.kind, j.spec, (
+  SELECT count(*)::int FROM (
+    SELECT 1 FROM trials t WHERE {READY} AND t.tenant_id = h.tenant_id AND t.shape = h.shape
+      AND t.priority > %(warm_priority)s LIMIT %(most)s) c) AS number
+FROM heads h JOIN jobs j ON j.id = h.job_id
+WHERE h.priority > %(warm_priority)s
+ORDER BY h.priority DESC, h.seq
+"""
+
+_TENANTS_WAITING = f"""
+SELECT w.tenant_id FROM unnest(%(tenants)s::bigint[]) AS w(tenant_id)
+WHERE EXISTS (SELECT 1 FROM trials t WHERE {READY} AND t.tenant_id = w.tenant_id AND t.priority > %(warm_priority)s)
+"""
+
+_QUEUED = """
+SELECT count(*)::int AS number, coalesce(sum(t.cpu_millicores), 0)::bigint AS cpu_millicores,
+       coalesce(sum(t.memory_bytes), 0)::bigint AS memory_bytes, coalesce(sum(t.gpu), 0)::int AS gpu
+FROM sandbox_pools p JOIN sandbox_sessions s ON s.pool_id = p.id AND s.is_warm AND s.ended_at IS NULL
+JOIN trials t ON t.id = s.trial_id AND t.state = 'queued'
+WHERE p.tenant_id = %(tenant_id)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """Trials of one shape of a tenant that wait, members of pools left out. number: of them, or as many as were wanted.
+
+    spec: of the first one's job.
+    """
+
+    runtime: str
+    queue: str
+    cpu_millicores: int
+    memory_bytes: int
+    gpu: int
+    node_labels: dict[str, str]
+    kind: str
+    spec: dict[str, Any]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMembers:
+    """Members of a tenant's pools that wait for a node, and what they will hold of its quotas."""
+
+    number: int
+    cpu_millicores: int
+    memory_bytes: int
+    gpu: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemberCounts:
     """Members of a pool that have not ended. Those neither allocated, free, starting nor outdated are on their way out.
@@ -113,6 +191,20 @@ class PoolKeepingRepository(SqlRepository):
             _to_kept(row, {name: row.pop(name) for name in MemberCounts.__slots__})
             for row in self._rows(_ALL, {"max_age": max_age_seconds})
         ]
+
+    def tenants_waiting(self, tenants: Collection[int]) -> set[int]:
+        """Say which of these tenants have trials that wait and are no members of pools."""
+        parameters = {"tenants": list(tenants), "warm_priority": WARM_PRIORITY}
+        return {row["tenant_id"] for row in self._rows(_TENANTS_WAITING, parameters)}
+
+    def waiting(self, tenant_id: int, *, most: int) -> list[WaitingRow]:
+        """What a tenant has waiting, by shape, in the order of their turn. most: of each shape, that are counted."""
+        parameters = {"tenant_id": tenant_id, "warm_priority": WARM_PRIORITY, "most": most}
+        return [WaitingRow(**row) for row in self._rows(_WAITING, parameters)]
+
+    def queued(self, tenant_id: int) -> QueuedMembers:
+        """Members that a tenant's pools have asked for and that no node has yet."""
+        return QueuedMembers(**self._rows(_QUEUED, {"tenant_id": tenant_id})[0])
 
     def lock(self, pool_id: UUID) -> PoolRow | None:
         """Hold a pool against changes until the end of the transaction. None: it is gone."""

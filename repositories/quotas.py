@@ -14,6 +14,7 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 # moment old.
 _STANDING = f"""
 SELECT t.paused_at IS NOT NULL AS is_paused,
+       (t.max_running - u.n)::float8 AS running_left,
        least(t.max_running - u.n, floor({TOKENS}))::float8 AS starts_left,
        (t.max_cpu_millicores - u.cpu)::float8 AS cpu_left, (t.max_memory_bytes - u.memory)::float8 AS memory_left,
        (t.max_gpu - u.gpu)::float8 AS gpu_left, ({BUDGET_LEFT})::float8 AS budget_left
@@ -32,7 +33,7 @@ WHERE paused_at IS NOT NULL
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """What is left of a tenant's quotas now; None: no such quota."""
+    """What is left of a tenant's quotas now; None: no such quota. running_left: starts_left without the rate's part."""
 
     is_paused: bool
     starts_left: float
@@ -40,6 +41,7 @@ class QuotaStanding:
     memory_left: float | None
     gpu_left: float | None
     budget_left: float | None
+    running_left: float | None = None
 
 
 class QuotaRepository(SqlRepository):

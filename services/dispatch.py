@@ -21,6 +21,7 @@ from repositories.tenant_budgets import TenantBudgetRepository
 from services.gates import Gates
 from services.placement import place
 from services.reservations import Reservations
+from services.spare_placement import with_spares
 
 __all__ = ["BellRinger", "DispatchPolicy", "Dispatcher"]
 
@@ -123,8 +124,11 @@ class Dispatcher:
         if not free:
             return []
         limits = self._limits(free, nodes)
-        trials = FairShareRepository(connection).pick(free, limits, start=_any_place(), only=only)
+        trials: Sequence[QueuedTrial] = FairShareRepository(connection).pick(
+            free, limits, start=_any_place(), only=only
+        )
         full = [node for node in nodes if node.free_slots <= 0]
+        trials, free = with_spares(DispatchRepository(connection), trials, free)
         pairs = place(trials, free, full=full, avoid_seconds=self._policy.avoid_node_seconds)
         placed = [(trial, node, new_id()) for trial, node in _until_full(trials, pairs)]
         if not placed:

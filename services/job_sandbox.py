@@ -9,13 +9,16 @@ from typing import Any
 from runtimes.base import ResourceLimits, SandboxSpec
 from services.jobspec import Resources
 
-__all__ = ["sandbox_key", "to_job_sandbox"]
+__all__ = ["form_key", "sandbox_key", "to_job_sandbox"]
 
 _NOT_IN_KEY = ("name", "labels", "env", "ready_seconds")
 """What two sandboxes need not share. Variables: steps get all of a job's with each command, over the sandbox's own.
 
 ready_seconds: says something of the start alone.
 """
+
+
+_ANY_NAME = "sm-any"
 
 
 def to_job_sandbox(
@@ -42,6 +45,11 @@ def to_job_sandbox(
         workdir=workdir,
         labels=labels,
     )
+
+
+def form_key(image: str, resources: Resources, workdir: str) -> str:
+    """Give the `sandbox_key` of what is made for these, without making up a whole attempt."""
+    return sandbox_key(to_job_sandbox(_ANY_NAME, image, resources, workdir=workdir, env={}, labels={}))
 
 
 def sandbox_key(spec: SandboxSpec) -> str:

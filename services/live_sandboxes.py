@@ -22,6 +22,7 @@ from repositories.live_sandboxes import (
     WishRow,
 )
 from repositories.nodes import NodeReadRepository
+from repositories.pool_keeping import WARM_PRIORITY
 from repositories.snapshots import SnapshotRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
@@ -65,9 +66,6 @@ MAX_TIMEOUT_SECONDS = 10**9
 
 NODE_LABEL = "sandmill/node"
 """Every node has this label, with its id; what only one node can do asks for it."""
-
-_WARM_PRIORITY = -100
-"""What somebody waits for goes first."""
 
 _NOT_YET = frozenset({WireState.PENDING, WireState.RESUMING})
 
@@ -215,7 +213,7 @@ class LiveSandboxService:
             pool_id=member.pool_id,
             pool_revision=member.revision,
             is_warm=member.is_warm,
-            priority=_WARM_PRIORITY if member.is_warm else 0,
+            priority=WARM_PRIORITY if member.is_warm else 0,
         )
         if member.is_warm:
             # What it can use while it waits; the rest is added when it is taken.

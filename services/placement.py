@@ -1,6 +1,6 @@
 """Which of the chosen trials goes to which node. Pure: no database, no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -19,10 +19,10 @@ def place(
 ) -> list[tuple[UUID, UUID]]:
     """Give (trial id, node id) pairs, in the order of the trials; a trial that fits nowhere is left out.
 
-    Best fit: a node that has the image; of those the one on which the scarcest resource is left fullest, so that
-    large free pieces stay whole; ties go to the node with more free slots, then by id. A node that a trial avoids is
-    taken only if no other one, of those that are `full` now neither, could ever hold the trial, or the trial has waited
-    for `avoid_seconds`.
+    Best fit: a node that has a free member of a warm pool which will do, else one that has the image; of those the one
+    on which the scarcest resource is left fullest, so that large free pieces stay whole; ties go to the node with more
+    free slots, then by id. A node that a trial avoids is taken only if no other one, of those that are `full` now
+    neither, could ever hold the trial, or the trial has waited for `avoid_seconds`.
     Never gives a node more than its free slots, cpu, memory or GPUs.
     """
     rooms = {node.id: node for node in nodes}
@@ -41,6 +41,7 @@ def place(
             free_cpu_millicores=best.free_cpu_millicores - trial.cpu_millicores,
             free_memory_bytes=best.free_memory_bytes - trial.memory_bytes,
             free_gpu=best.free_gpu - trial.gpu,
+            spares=_without_one(best.spares, trial),
         )
     return placed
 
@@ -78,7 +79,18 @@ def _without_avoided(
     return others if others or (has_hope and trial.waited_seconds < avoid_seconds) else fitting
 
 
-def _rank(trial: QueuedTrial, node: NodeRoom) -> tuple[bool, float, int, UUID]:
+def _kind(trial: QueuedTrial) -> tuple[int, str, str]:
+    return trial.tenant_id, trial.runtime, trial.sandbox_key or ""
+
+
+def _without_one(
+    spares: Mapping[tuple[int, str, str], int], trial: QueuedTrial
+) -> Mapping[tuple[int, str, str], int]:
+    left = spares.get(_kind(trial), 0)
+    return {**spares, _kind(trial): left - 1} if left else spares
+
+
+def _rank(trial: QueuedTrial, node: NodeRoom) -> tuple[bool, bool, float, int, UUID]:
     cpu_left = (node.free_cpu_millicores - trial.cpu_millicores) / node.cpu_millicores
     memory_left = (node.free_memory_bytes - trial.memory_bytes) / node.memory_bytes
     gpu_left = (node.free_gpu - trial.gpu) / node.gpu if node.gpu else 1.0
@@ -88,4 +100,5 @@ def _rank(trial: QueuedTrial, node: NodeRoom) -> tuple[bool, float, int, UUID]:
         if trial.gpu
         else min(cpu_left, memory_left) + gpu_left * bool(node.gpu)
     )
-    return trial.image not in node.images, left, -node.free_slots, node.id
+    has_spare = node.spares.get(_kind(trial), 0) > 0
+    return not has_spare, trial.image not in node.images, left, -node.free_slots, node.id

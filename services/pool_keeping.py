@@ -1,7 +1,7 @@
 """Keeps warm pools at their size: starts members, ends those that are too many, too old or of an older template."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -15,6 +15,7 @@ from repositories.pool_keeping import KeptPool, PoolKeepingRepository
 from repositories.pools import PoolRow
 from services.live_sandboxes import LiveSandboxService, PoolMember, SandboxPolicy
 from services.pool_plan import PoolPlan, plan_pool
+from services.pool_yielding import PoolYielding
 from services.pools import DELETED, capacity_of, end_members, to_member
 
 __all__ = ["PoolKeeper"]
@@ -25,6 +26,7 @@ _ACTOR = "scheduler"
 _AT_ONCE = 50
 """Members of one pool that are started by one transaction; the next look goes on."""
 _SURPLUS, _AGED, _OUTDATED = "POOL_SURPLUS", "POOL_MEMBER_AGED", "POOL_OUTDATED"
+_GAVE_WAY = "POOL_GAVE_WAY"
 
 _Nodes = dict[UUID, list[UUID]]
 
@@ -65,10 +67,13 @@ class PoolKeeper:
             keeping = PoolKeepingRepository(connection)
             pools = keeping.all(max_age_seconds=self._max_age_seconds)
             gone = keeping.without_pool()
+            waiting = keeping.tenants_waiting({kept.pool.tenant_id for kept in pools}) if pools else set()
+        yields = self._yields([kept for kept in pools if kept.pool.tenant_id in waiting])
         has_more = False
         for kept in pools:
-            if not self._plan(kept).is_empty:
-                has_more |= self._keep(kept.pool)
+            yielded = yields.get(kept.pool.id)
+            if yielded or not self._plan(kept).is_empty:
+                has_more |= self._keep(kept.pool, yielded)
         for pool_id in gone:
             with self._engine.begin() as connection:
                 ended = PoolKeepingRepository(connection).retire(
@@ -78,8 +83,20 @@ class PoolKeeper:
             self._tell(_Done(0, nodes))
         return has_more
 
-    def _keep(self, pool: PoolRow) -> bool:
-        """Do what is to be done for one pool, whatever becomes of the others."""
+    def _yields(self, pools: Sequence[KeptPool]) -> dict[UUID, int]:
+        """Say how many members give way, by pool, of tenants that have something waiting which quotas keep back."""
+        found: dict[UUID, int] = {}
+        for tenant_id in {kept.pool.tenant_id for kept in pools}:
+            own = [kept for kept in pools if kept.pool.tenant_id == tenant_id]
+            with self._engine.begin() as connection:
+                found |= PoolYielding(connection, tenant_id, self._policy).in_the_way(own) or {}
+        return found
+
+    def _keep(self, pool: PoolRow, yielded: int | None) -> bool:
+        """Do what is to be done for one pool, whatever becomes of the others.
+
+        yielded: how many members give way to what waits; None: nothing waits for a quota.
+        """
         try:
             with self._engine.begin() as connection:
                 keeping = PoolKeepingRepository(connection)
@@ -88,7 +105,13 @@ class PoolKeeper:
                     return False
                 counts = keeping.counts(pool.id, max_age_seconds=self._max_age_seconds)
                 plan = self._plan(KeptPool(locked, counts))
-                done = self._apply(connection, locked, plan)
+                if yielded is not None:
+                    # Smaller than what waits, new members would slip past it.
+                    plan = replace(plan, create=0)
+                if plan.create and locked.spec.get("job_workdir") is not None:
+                    room = PoolYielding(connection, locked.tenant_id, self._policy).room_for(locked)
+                    plan = replace(plan, create=min(plan.create, room))
+                done = self._apply(connection, locked, plan, yielded or 0)
         except SandmillError as error:
             # The queue of its tenant is full, or its credentials cannot be read: not for the others to suffer from.
             if self._refused.get(pool.id) != error.message:
@@ -102,7 +125,7 @@ class PoolKeeper:
     def _plan(self, kept: KeptPool) -> PoolPlan:
         return plan_pool(capacity_of(kept.pool), kept.counts)
 
-    def _apply(self, connection: Connection, pool: PoolRow, plan: PoolPlan) -> _Done:
+    def _apply(self, connection: Connection, pool: PoolRow, plan: PoolPlan, yielded: int) -> _Done:
         keeping = PoolKeepingRepository(connection)
         nodes: _Nodes = {}
         if plan.retire_outdated:
@@ -120,6 +143,9 @@ class PoolKeeper:
         if plan.retire:
             ids = keeping.retire(pool.id, limit=plan.retire, reason=_SURPLUS, actor=_ACTOR)
             self._end(connection, ids, _SURPLUS, nodes)
+        if yielded > plan.retire:
+            ids = keeping.retire(pool.id, limit=yielded - plan.retire, reason=_GAVE_WAY, actor=_ACTOR)
+            self._end(connection, ids, _GAVE_WAY, nodes)
         created = min(plan.create, _AT_ONCE)
         if created:
             self._create(connection, pool, created)

@@ -388,13 +388,111 @@ def test_a_taken_member_and_its_attempt_are_counted_once(world, node):
     assert live(world, tenant) == 1
 
 
-def test_a_pool_that_takes_the_whole_quota_leaves_its_jobs_waiting(world, node):
-    """As it does to creates that it cannot answer; docs/pools.md says so."""
-    tenant = world.tenant("small", max_running=2)
-    filled(world, tenant, node)
-    world.trials(tenant)
+def reasons(world: QueueWorld) -> list[str]:
+    """Of members that have ended, or are about to."""
+    sql = "SELECT end_reason FROM sandbox_sessions WHERE end_reason IS NOT NULL ORDER BY state_at"
+    return [row["end_reason"] for row in world.execute(sql)]
+
+
+def keep(node: JobNode) -> None:
+    """Let the pools be looked at, and what they end be gone; nothing is dispatched."""
+    node.pools.tick()
+    node.settle()
+
+
+def test_a_pool_leaves_room_for_the_attempt_that_takes_a_member(world, node):
+    tenant = world.tenant("small", max_running=3)
+    assert len(filled(world, tenant, node, buffer_min=3, buffer_max=3)) == 2
+    for _ in range(3):  # one after the other is given one at once
+        claimed = node.submit(tenant)
+        free = {member["sandbox_name"] for member in node.free()}
+        node.run(claimed)
+        assert given(world, claimed) in free
+        node.turn()
+    assert reasons(world) == ["POOL_GIVEN_TO_JOB"] * 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "members"),
+    [
+        ({"max_running": 1}, 0),
+        ({"max_cpu_millicores": 1000}, 0),
+        ({"max_cpu_millicores": 1250}, 2),  # an attempt holds 1000m, a member a tenth of it
+        ({"max_memory_bytes": 580 << 20}, 1),
+    ],
+    ids=["running", "cpu", "cpu-of-two", "memory"],
+)
+def test_every_quota_counts_for_the_room_that_is_left(world, node, quota, members):
+    tenant = world.tenant("small", **{"max_running": 100, **quota})
+    assert len(filled(world, tenant, node, buffer_min=4, buffer_max=4)) == members
+
+
+def test_members_give_way_to_what_their_quota_keeps_waiting(world, node):
+    tenant = world.tenant("small", max_running=4)
+    assert len(filled(world, tenant, node, buffer_min=3, buffer_max=3)) == 3
+    other = make_spec(image="another")
+    world.trials(tenant, 3, spec=other)
+    keep(node)
+    assert reasons(world) == ["POOL_GAVE_WAY"] * 2  # of three that wait, one has room
     world.dispatcher.tick()
-    assert node.rung() == []
+    assert (len(node.rung()), len(node.free()), live(world, tenant)) == (3, 1, 4)
+    # Where nothing waits any more, nothing more goes; where there is room, the pool is filled again.
+    node.turn()
+    assert len(node.free()) == 1
+    world.execute("UPDATE tenants SET max_running = 100 WHERE id = %(id)s", id=tenant)
+    node.turn()
+    assert len(node.free()) == 3
+
+
+def test_jobs_that_can_have_a_member_take_it_once_there_is_room_for_one(world, node):
+    tenant = world.tenant("small", max_running=4)
+    assert len(filled(world, tenant, node, buffer_min=3, buffer_max=3)) == 3
+    node.gate.clear()
+    world.execute("UPDATE tenants SET max_running = 3 WHERE id = %(id)s", id=tenant)
+    world.trials(tenant, 3)
+    keep(node)
+    assert reasons(world) == ["POOL_GAVE_WAY"]  # for one of the three: the others follow as members are taken
+    world.dispatcher.tick()
+    (bell,) = node.rung()
+    claimed = node.seat.claim(bell)
+    free = {member["sandbox_name"] for member in node.free()}
+    thread = threading.Thread(target=node.run, args=(claimed,))
+    thread.start()
+    eventually(lambda: node.commands)
+    assert given(world, claimed) in free
+    world.dispatcher.tick()
+    assert len(node.rung()) == 1
+    node.gate.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("why", ["paused", "queue", "never", "no-node"])
+def test_nothing_goes_for_what_would_not_start_all_the_same(world, node, why):
+    tenant = world.tenant("small", max_running=3, max_cpu_millicores=2000)
+    assert len(filled(world, tenant, node)) == 2
+    world.execute("UPDATE tenants SET max_running = 2 WHERE id = %(id)s", id=tenant)
+    columns = {"never": {"cpu_millicores": 2001}, "no-node": {"runtime": "docker"}}.get(why, {})
+    world.trials(tenant, spec=make_spec(image="another"), **columns)
+    if why == "paused":
+        world.execute("UPDATE tenants SET paused_at = now() WHERE id = %(id)s", id=tenant)
+    if why == "queue":
+        world.execute("UPDATE queues SET paused_at = now() WHERE name = 'default'")
+    keep(node)
+    assert (len(node.free()), reasons(world)) == (2, [])
+
+
+def test_a_job_goes_where_a_member_is_that_it_can_have(world, tenant, node):
+    (member,) = filled(world, tenant, node, buffer_min=1, buffer_max=1)
+    # Fuller, so that it would be the place for anything else.
+    small = world.session(cpu_millicores=4000)
+    world.execute("UPDATE nodes SET images = '{}'")
+    world.trials(tenant, 2, spec=make_spec(env={"A": "b"}))
+    (other,) = world.trials(tenant, spec=make_spec(image="another"))
+    world.dispatcher.tick()
+    nodes = {bell.trial_id: bell.node_id for bell in node.rung()}
+    assert nodes.pop(other) == small.node_id
+    # One member is for one attempt: the second goes its way.
+    assert sorted(nodes.values()) == sorted([member["node_id"], small.node_id])
 
 
 def test_a_lost_attempt_takes_what_it_was_given_with_it(world, tenant, node):

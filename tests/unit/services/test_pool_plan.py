@@ -1,7 +1,9 @@
+import math
+
 import pytest
 
 from repositories.pool_keeping import MemberCounts
-from services.pool_plan import Capacity, PoolPlan, plan_pool, retry_wait_seconds
+from services.pool_plan import Amounts, Capacity, PoolPlan, Yielding, give_way, plan_pool, retry_wait_seconds
 
 
 def capacity(**changes: int) -> Capacity:
@@ -78,3 +80,55 @@ def test_a_plan_never_ends_in_more_than_there_may_be_nor_ends_what_is_not_there(
     assert plan.retire_aged <= members.aged
     assert not (plan.create and plan.retire)
     assert plan.retire == 0 or free - members.aged + starting - plan.retire >= min(2, 10 - min(allocated, 10))
+
+
+ONE, BIG = Amounts(1, 1000), Amounts(1, 4000)
+MEMBER = Amounts(1, 100)
+SOME = [(MEMBER, 2), (MEMBER, 5)]
+
+
+def quota(running: float, cpu: float = math.inf) -> Amounts:
+    return Amounts(running, cpu, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "left", "members", "pools", "is_blocked"),
+    [
+        ([], quota(0), SOME, (0, 0), False),
+        ([(ONE, 1)], quota(1), SOME, (0, 0), False),
+        ([(ONE, 1)], quota(0), SOME, (1, 0), True),
+        ([(ONE, 4)], quota(1), SOME, (2, 1), True),
+        ([(ONE, 9)], quota(0), SOME, (2, 5), True),
+        ([(ONE, 1)], quota(9, 850), SOME, (2, 0), True),
+        ([(BIG, 1)], quota(9, 850), SOME, (0, 0), False),
+        ([(BIG, 1), (ONE, 1)], quota(9, 850), SOME, (2, 0), True),
+        ([(ONE, 1)], quota(-1), SOME, (2, 0), True),
+        ([(ONE, 1)], Amounts(1, math.inf, -5, math.inf), SOME, (0, 0), False),
+    ],
+    ids=[
+        "nothing",
+        "room",
+        "one",
+        "several",
+        "all",
+        "cpu",
+        "never",
+        "behind-never",
+        "overdrawn",
+        "other-overdrawn",
+    ],
+)
+def test_so_many_members_give_way_as_have_to(waiting, left, members, pools, is_blocked):
+    assert give_way(waiting, left, members) == Yielding(pools, is_blocked)
+
+
+def test_what_goes_already_is_not_told_to_go_again_and_nothing_is_made_meanwhile():
+    assert give_way([(ONE, 1)], quota(0), SOME, going=[MEMBER]) == Yielding((0, 0), is_blocked=True)
+    assert give_way([(ONE, 2)], quota(0), SOME, going=[MEMBER]) == Yielding((1, 0), is_blocked=True)
+
+
+def test_how_often_something_fits_is_told_by_the_scarcest():
+    assert MEMBER.times_in(quota(7, 450)) == 4
+    assert MEMBER.times_in(quota(2, 450)) == 2
+    assert MEMBER.times_in(quota(-1, 450)) == 0
+    assert MEMBER.times_in(quota(math.inf)) > 1000

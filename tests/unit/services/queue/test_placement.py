@@ -1,3 +1,4 @@
+from dataclasses import replace
 from uuid import UUID
 
 from hypothesis import given
@@ -39,3 +40,15 @@ def test_no_node_is_ever_overfilled(node_sizes, trial_sizes):
         assert len(mine) <= node.free_slots
         assert sum(trial.cpu_millicores for trial in mine) <= node.free_cpu_millicores
         assert sum(trial.memory_bytes for trial in mine) <= node.free_memory_bytes
+
+
+def test_free_member_that_will_do_comes_before_the_image_and_is_for_one():
+    spares = {(1, "fake", "key"): 1}
+    nodes = [
+        replace(make_node(1), spares=spares),
+        replace(make_node(2, cpu=1500), images=frozenset({"i"})),
+    ]
+    trials = [replace(make_trial(number), tenant_id=1, image="i", sandbox_key="key") for number in (1, 2)]
+    assert place(trials, nodes) == [(UUID(int=1001), UUID(int=1)), (UUID(int=1002), UUID(int=2))]
+    for change in ({"tenant_id": 2}, {"sandbox_key": "other"}, {"sandbox_key": None}):
+        assert place([replace(trials[0], **change)], nodes) == [(UUID(int=1001), UUID(int=2))]
