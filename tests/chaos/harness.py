@@ -149,6 +149,7 @@ class ChaosStack:
         self.services = services
         self.runtimes = runtimes
         self.programs: dict[str, Program] = {}
+        self._nodes_in_use: set[str] = set()
         self.exec_log = home / "exec.log"
         self.api_port = find_free_port()
         self.database_url = services.database_url
@@ -184,6 +185,8 @@ class ChaosStack:
     def start(self, name: str, *, armed: str = "") -> Program:
         """Start `api`, `scheduler-N` or `worker-X`. armed: what SANDMILL_FAILPOINTS says."""
         kind = name.partition("-")[0]
+        if kind == "worker":
+            self._nodes_in_use.add(name)
         database_url, redis_url = self.urls(name)
         env = launcher_environment(
             {
@@ -232,9 +235,9 @@ class ChaosStack:
         del self.programs[name]
 
     def end_sandboxes(self) -> None:
-        """Let each node's worker remove what outlives a worker, as the stop of a stack does."""
-        nodes = [folder.name for folder in self.home.glob("worker-*") if folder.is_dir()]
-        if set(self.runtimes) == {"fake"}:
+        """Let each node's worker remove what outlives a worker, as the stop of a stack does; once for each start."""
+        nodes = sorted(self._nodes_in_use)
+        if set(self.runtimes) == {"fake"} or not nodes:
             return
         for name in nodes:
             if name not in self.programs or self.has_ended(name):
@@ -245,6 +248,7 @@ class ChaosStack:
             self.kill(name, signal.SIGINT)
         with contextlib.suppress(TimeoutError):
             wait_for(lambda: all(map(self.has_ended, nodes)), what="the end of the workers", seconds=30)
+        self._nodes_in_use.clear()
 
     def keep_up(self) -> list[str]:
         """Start again, without failpoints, what has ended; gives their names."""
