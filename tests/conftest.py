@@ -1,10 +1,12 @@
 """Fixtures for all tests, and which of them may run beside each other."""
 
 import os
+import ssl
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 # The files of whoever runs the tests say nothing about them.
@@ -12,6 +14,19 @@ os.environ["SANDMILL_CONFIG"] = os.devnull
 os.environ.pop("SANDBOX_CONFIG_PATH", None)
 
 pytest_plugins = ["tests.support.services"]
+
+_create_context = ssl.create_default_context
+_published = cache(lambda: _create_context(cafile=certifi.where()))
+
+
+def _create_context_once(*positional: Any, **named: Any) -> ssl.SSLContext:
+    """Load the published certificates once: each HTTP client does so, also one that speaks to this machine only."""
+    if positional or named != {"cafile": certifi.where()}:
+        return _create_context(*positional, **named)
+    return _published()
+
+
+ssl.create_default_context = _create_context_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
