@@ -9,6 +9,8 @@ from typing import Any
 import certifi
 import pytest
 
+from tests.support.rotation import of_today_among
+
 # The files of whoever runs the tests say nothing about them.
 os.environ["SANDMILL_CONFIG"] = os.devnull
 os.environ.pop("SANDBOX_CONFIG_PATH", None)
@@ -29,10 +31,25 @@ def _create_context_once(*positional: Any, **named: Any) -> ssl.SSLContext:
 ssl.create_default_context = _create_context_once
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-a-day", action="store_true", help="leave out cases of tests marked one_a_day")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest first: what comes last in a parallel run then keeps no processor waiting for another one."""
+    if config.getoption("--one-a-day"):
+        left = of_today_among(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        items[:] = left
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not _needs_engine(item.path), item.path not in slow))
+    unit = config.rootpath / "tests/unit"
+    items.sort(
+        key=lambda item: (
+            not _needs_engine(item.path),
+            item.path not in slow,
+            item.path.is_relative_to(unit),
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

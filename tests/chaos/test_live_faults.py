@@ -5,9 +5,8 @@ leaves neither a process nor a part of the quota.
 """
 
 import os
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -23,6 +22,7 @@ from tests.chaos.judge import sandboxes_left
 from tests.chaos.live import CONVERGE_SECONDS, LiveClient, live_problems
 from tests.chaos.programs import JUMP_SIGNAL
 from tests.support.invariants import InvariantWatch
+from tests.support.rotation import of_today
 from tests.support.tcp_proxy import TcpProxy, tcp_proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -206,15 +206,7 @@ FAULTS: dict[str, Callable[[ChaosStack, dict[str, TcpProxy]], None]] = {
 }
 
 
-def of_today(names: Iterable[str]) -> list[str]:
-    """Two of them, others on other days, as with the cells of the crash matrix; SANDMILL_ALL_FAULTS=1: all."""
-    names = sorted(names)
-    if os.environ.get("SANDMILL_ALL_FAULTS") == "1":
-        return names
-    return sorted(random.Random(datetime.now(UTC).date().isoformat()).sample(names, 2))
-
-
-@pytest.mark.parametrize("fault", of_today(FAULTS))
+@pytest.mark.parametrize("fault", of_today(FAULTS, count=2))
 def test_servers_may_be_away_in_the_middle_of_a_create_and_of_a_delete(ways, stack, client, fault):
     replace(stack, "worker-a", f"session.before_create:{SLOW},session.before_remove:{SLOW}")
     sandbox_id = client.create()
@@ -227,7 +219,7 @@ def test_servers_may_be_away_in_the_middle_of_a_create_and_of_a_delete(ways, sta
     is_deleted(client, sandbox_id)
 
 
-@pytest.mark.parametrize("fault", of_today(FAULTS))
+@pytest.mark.parametrize("fault", of_today(FAULTS, count=2))
 def test_create_that_meets_the_fault_is_answered_truly(ways, stack, client, fault):
     """The request itself meets it: 202 after a repeat under its key, and one sandbox."""
     before = count(stack)
@@ -287,7 +279,7 @@ CLOCKS = {
 }
 
 
-@pytest.mark.parametrize("clock", of_today(CLOCKS))
+@pytest.mark.parametrize("clock", of_today(CLOCKS, count=2))
 def test_clocks_of_the_programs_count_for_nothing(stack, client, clock):
     """Expiry, renewal and states go by the database's clock alone. jumping: somebody sets the clocks meanwhile."""
     kind, shifts = CLOCKS[clock]

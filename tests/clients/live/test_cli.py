@@ -13,6 +13,8 @@ import pytest
 from tests.support.client_environment import client_environment
 from tests.support.live import LiveServer
 
+pytestmark = pytest.mark.one_a_day("server")
+
 
 class Osb:
     """`osb` as a user has it: in an environment and with a home of its own.

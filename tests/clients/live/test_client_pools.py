@@ -13,6 +13,8 @@ from tests.support.client_environment import client_environment
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer, live_client
 
+pytestmark = pytest.mark.one_a_day("server")
+
 PROGRAM = textwrap.dedent(
     """
     import os, sys, time

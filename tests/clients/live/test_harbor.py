@@ -14,6 +14,8 @@ from tests.support.client_environment import client_environment, newer_python
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer, live_client
 
+pytestmark = pytest.mark.one_a_day("server")
+
 TASK = """\
 version = "1.0"
 

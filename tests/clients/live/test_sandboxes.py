@@ -20,6 +20,8 @@ from opensandbox.sync import SandboxManagerSync, SandboxSync
 from tests.support.execd import wait_for
 from tests.support.live import LiveClient
 
+pytestmark = pytest.mark.one_a_day("client")
+
 NOT_OFFERED = {
     "isolation": "sandboxes within the sandbox: execd answers 404",
     "create_from_template": "templates are of another kind of cluster: 501",

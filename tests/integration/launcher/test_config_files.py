@@ -125,6 +125,7 @@ def outcomes(url: str, batch_id: str) -> Any:
     return ask(url, "GET", f"/v1/batches/{batch_id}", KEY)[1]["trials"]["by_outcome"]
 
 
+@pytest.mark.one_a_day("runtime")
 @pytest.mark.parametrize("runtime", ["local", pytest.param("docker", marks=pytest.mark.docker)])
 def test_a_file_of_an_original_server_starts_this_one(tmp_path, runtime):
     image = "host"
@@ -156,6 +157,7 @@ ANY_KEY_REFUSAL = {
 }
 
 
+@pytest.mark.one_a_day("example")
 @pytest.mark.parametrize("example", ["local", "compose", pytest.param("docker", marks=pytest.mark.docker)])
 def test_a_sample_starts_a_server(tmp_path, example):
     done = command("init-config", "my.toml", "--example", example, cwd=tmp_path)
