@@ -70,10 +70,10 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     runtimes = node_runtimes(settings)
     directory = DatabaseDirectory(engine)
     renewer = AccessRenewer(engine)
-    directory.listen(settings.redis_url.get_secret_value())
     limits = Limits()
     sandboxes = Sandboxes(NodeId(settings.home_path / "node"), runtimes, limits)
     server = IngressServer(directory, sandboxes, notes=AccessNotes(renewer.note), limits=limits)
+    directory.listen(settings.redis_url.get_secret_value(), on_start=server.get_ready)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

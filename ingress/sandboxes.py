@@ -50,6 +50,11 @@ class Sandboxes:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._gates: dict[UUID, _Gate] = {}
 
+    @property
+    def node_id(self) -> UUID | None:
+        """Who this node is; None as long as its worker has not said so."""
+        return self._node_id()
+
     def check(self, target: SandboxTarget) -> None:
         """Raise IngressError for a sandbox that is not of this node, or not placed on any yet."""
         if target.node_id is None or target.runtime is None or target.sandbox_name is None:

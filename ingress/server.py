@@ -42,6 +42,9 @@ _HEALTH_TARGET: Final = b"/status.ok"
 _EXECD_DROPPED: Final = frozenset([EXECD_TOKEN, b"authorization", b"cookie"])
 _BACKLOG: Final = 1024
 
+_READY_AT_ONCE: Final = 16
+"""Connections made before anybody asks for them; each has a thread while it is made."""
+
 
 class IngressServer:
     """Accepts connections on one listening socket."""
@@ -61,6 +64,7 @@ class IngressServer:
         self._limits = limits or Limits()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._under_way: Counter[UUID] = Counter()
+        self._getting_ready: dict[UUID, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -83,7 +87,32 @@ class IngressServer:
             task.cancel()
         if self._connections:
             await asyncio.wait(list(self._connections))
+        for task in self._getting_ready.values():
+            task.cancel()
         self._sandboxes.close()
+
+    def get_ready(self, sandbox_id: UUID, node_id: UUID) -> None:
+        """Connect to execd of a sandbox that has just begun to run, if it is of this node: a client comes soon.
+
+        Best effort, and for a few at a time: who comes and finds no connection makes one.
+        """
+        is_ours = node_id == self._sandboxes.node_id
+        if not is_ours or sandbox_id in self._getting_ready or len(self._getting_ready) >= _READY_AT_ONCE:
+            return
+        task = asyncio.get_running_loop().create_task(self._get_ready(sandbox_id))
+        self._getting_ready[sandbox_id] = task
+        task.add_done_callback(lambda _: self._getting_ready.pop(sandbox_id, None))
+
+    async def _get_ready(self, sandbox_id: UUID) -> None:
+        try:
+            target = await self._directory.resolve(sandbox_id)
+            _check_state(target)
+            self._sandboxes.check(target)
+            self._sandboxes.give_back(await self._sandboxes.connect(target, EXECD_PORT, is_new=True))
+        except (IngressError, NotFoundError, UnavailableError) as error:
+            log.debug("ingress_not_ready", sandbox_id=str(sandbox_id), error=error.message)
+        except Exception:
+            log.exception("ingress_not_ready", sandbox_id=str(sandbox_id))
 
     async def handle(self, connection: Connection, request: RequestHead, body: BodyReader) -> bool:
         """Answer one request; see `connection.Handler`."""
@@ -216,6 +245,9 @@ class IngressServer:
 
     async def _connect(self, target: SandboxTarget, port: int, *, is_new: bool) -> Backend:
         began = time.monotonic()
+        coming = self._getting_ready.get(target.id)
+        if coming is not None and port == EXECD_PORT and not is_new:
+            await asyncio.wait([coming])
         try:
             backend = await self._sandboxes.connect(target, port, is_new=is_new)
         except IngressError:

@@ -3,6 +3,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from core.database import count_rows, fetch_rows
+
 __all__ = ["SqlRepository"]
 
 
@@ -14,10 +16,7 @@ class SqlRepository:
         self._connection = connection
 
     def _rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        result = self._connection.exec_driver_sql(sql, dict(parameters or {}))
-        names = tuple(result.keys())
-        # Not `result.mappings()`, which works the names out again for each row.
-        return [dict(zip(names, row, strict=True)) for row in result]
+        return fetch_rows(self._connection, sql, parameters or {})
 
     def _row(self, sql: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         rows = self._rows(sql, parameters)
@@ -25,4 +24,4 @@ class SqlRepository:
 
     def _count(self, sql: str, parameters: Mapping[str, Any] | None = None) -> int:
         """Run a statement that changes rows; gives how many."""
-        return self._connection.exec_driver_sql(sql, dict(parameters or {})).rowcount
+        return count_rows(self._connection, sql, parameters or {})

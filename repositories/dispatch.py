@@ -137,7 +137,7 @@ class DispatchRepository(SqlRepository):
         Must be the first statement: the next one then takes a snapshot in which all of the previous holder's work
         is seen (READ COMMITTED). Lock and count in one statement would count from a snapshot older than the lock.
         """
-        self._connection.exec_driver_sql(_LOCK, {"lock": _DISPATCH_LOCK})
+        self._rows(_LOCK, {"lock": _DISPATCH_LOCK})
 
     def nodes(self) -> list[NodeRoom]:
         """All nodes with a live session, with what is free on each."""

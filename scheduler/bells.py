@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from celery import Celery
 from kombu.exceptions import BatchPublishError, OperationalError
@@ -38,13 +39,13 @@ class CeleryBellRinger:
         context = current_traceparent()
         headers = {} if context is None else {"traceparent": context}
         try:
-            with (
-                self._app.producer_pool.acquire(block=True, timeout=5) as producer,
-                producer.batch(max_size=_TOGETHER),
-            ):
-                for bell in bells:
-                    failpoint("dispatch.mid_send")
-                    self._send(producer, bell, headers)
+            with self._app.producer_pool.acquire(block=True, timeout=5) as producer:
+                # To set up a batch costs as much as to send one message.
+                together = producer.batch(max_size=_TOGETHER) if len(bells) > 1 else nullcontext()
+                with together:
+                    for bell in bells:
+                        failpoint("dispatch.mid_send")
+                        self._send(producer, bell, headers)
         except (OperationalError, BatchPublishError, RedisError, OSError) as error:
             BELLS_RUNG.labels("failed").inc(len(bells))
             log.warning("bells_not_rung", count=len(bells), error=str(error))

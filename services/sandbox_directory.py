@@ -19,7 +19,7 @@ from core.errors import NotFoundError, UnavailableError
 from core.logging import get_logger
 from models.live_sandboxes import ENDED_STATES, WireState
 from repositories.sandbox_targets import SandboxTargetRepository
-from services.wake import TRAFFIC_CHANNEL, subscriber
+from services.wake import TRAFFIC_CHANNEL, read_start, subscriber
 
 __all__ = ["DatabaseDirectory", "SandboxDirectory", "SandboxEndedError", "SandboxTarget"]
 
@@ -127,9 +127,12 @@ class DatabaseDirectory:
         self._known.clear()
         self._lookups.clear()
 
-    def listen(self, redis_url: str) -> None:
-        """Begin to hear of changes; must be called in the event loop that resolves. Without Redis nobody is heard."""
-        self._listening = asyncio.get_running_loop().create_task(self._listen(redis_url))
+    def listen(self, redis_url: str, *, on_start: Callable[[UUID, UUID], None] | None = None) -> None:
+        """Begin to hear of changes; must be called in the event loop that resolves. Without Redis nobody is heard.
+
+        on_start: called with the ids of a sandbox and of its node when it is heard to run there: a hint, no more.
+        """
+        self._listening = asyncio.get_running_loop().create_task(self._listen(redis_url, on_start or _ignore))
 
     async def aclose(self) -> None:
         """End all."""
@@ -197,7 +200,7 @@ class DatabaseDirectory:
         if not lookup.cancelled():
             lookup.exception()  # looked at, also if everybody who asked has left
 
-    async def _listen(self, redis_url: str) -> None:
+    async def _listen(self, redis_url: str, on_start: Callable[[UUID, UUID], None]) -> None:
         client = subscriber(redis_url)
         try:
             while True:
@@ -207,17 +210,25 @@ class DatabaseDirectory:
                         # Whatever was said before is missed.
                         self.forget_all()
                         while True:
-                            self._hear(await pubsub.get_message(timeout=2.0))
+                            self._hear(await pubsub.get_message(timeout=2.0), on_start)
                 except _LOST as error:
                     log.warning("sandbox_directory_deaf", error=type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
             await client.aclose()
 
-    def _hear(self, message: dict[str, bytes | str] | None) -> None:
+    def _hear(self, message: dict[str, bytes | str] | None, on_start: Callable[[UUID, UUID], None]) -> None:
         if message is None or message["type"] != "pmessage":
             return
         channel = message["channel"]
         text = channel.decode("ascii", "replace") if isinstance(channel, bytes) else channel
         with contextlib.suppress(ValueError):
-            self.forget(UUID(text.partition(":")[2]))
+            sandbox_id = UUID(text.partition(":")[2])
+            self.forget(sandbox_id)
+            node_id = read_start(message["data"])
+            if node_id is not None:
+                on_start(sandbox_id, node_id)
+
+
+def _ignore(_sandbox_id: UUID, _node_id: UUID) -> None:
+    """Have nothing to get ready."""

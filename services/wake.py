@@ -11,6 +11,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from core.ids import read_id
+
 __all__ = [
     "BATCH_CHANNEL",
     "CANCEL_CHANNEL",
@@ -19,6 +21,7 @@ __all__ = [
     "SCHEDULER_CHANNEL",
     "TRAFFIC_CHANNEL",
     "Wake",
+    "read_start",
     "subscriber",
 ]
 
@@ -31,6 +34,7 @@ TRAFFIC_CHANNEL = "sandbox:{sandbox_id}"
 """By itself, for programs that listen for all sandboxes and for no logs."""
 POOLS_MESSAGE = "pools"
 """On the scheduler's channel: look at the pools, too."""
+_STARTED = "started:{node_id}"
 _PAUSE_SECONDS = 2.0
 """After a failure no call is tried for this long: a Redis that is away must not cost every request its timeout."""
 
@@ -71,20 +75,43 @@ class Wake:
         for batch_id in batch_ids:
             self._publish(BATCH_CHANNEL.format(batch_id=batch_id), "1")
 
-    def sandbox(self, sandbox_id: UUID) -> None:
-        """Tell those who wait for a live sandbox, and those who lead traffic to it, that it has changed."""
-        self._publish(SANDBOX_CHANNEL.format(sandbox_id=sandbox_id), "1")
-        self._publish(TRAFFIC_CHANNEL.format(sandbox_id=sandbox_id), "1")
+    def sandbox(self, sandbox_id: UUID, *, started_on: UUID | None = None) -> None:
+        """Tell those who wait for a live sandbox, and those who lead traffic to it, that it has changed.
+
+        started_on: the node where it has just begun to run for somebody, so that its ingress can get ready.
+        """
+        start = "1" if started_on is None else _STARTED.format(node_id=started_on)
+        self._publish_all(
+            (SANDBOX_CHANNEL.format(sandbox_id=sandbox_id), "1"),
+            (TRAFFIC_CHANNEL.format(sandbox_id=sandbox_id), start),
+        )
 
     def _publish(self, channel: str, message: str) -> None:
+        self._publish_all((channel, message))
+
+    def _publish_all(self, *messages: tuple[str, str]) -> None:
+        """Send these in one round trip."""
         with self._lock:
             if time.monotonic() < self._resume_at:
                 return
         try:
-            self._client.publish(channel, message)
+            if len(messages) == 1:
+                self._client.publish(*messages[0])
+                return
+            pipeline = self._client.pipeline(transaction=False)
+            for channel, message in messages:
+                pipeline.publish(channel, message)
+            pipeline.execute()
         except (redis.RedisError, OSError):
             with self._lock:
                 self._resume_at = time.monotonic() + _PAUSE_SECONDS
+
+
+def read_start(message: bytes | str) -> UUID | None:
+    """Read, from a message about a sandbox's traffic, on which node it has just begun to run; None: it says no such."""
+    text = message.decode("ascii", "replace") if isinstance(message, bytes) else message
+    kind, _, node_id = text.partition(":")
+    return read_id(node_id) if kind == _STARTED.partition(":")[0] else None
 
 
 def subscriber(url: str) -> redis.asyncio.Redis:

@@ -115,6 +115,7 @@ class NodeWorker:
             node_id=identity.id,
             box=make_box(settings),
             tell=self._wake.sandbox,
+            tell_started=lambda sandbox: self._wake.sandbox(sandbox, started_on=identity.id),
             tell_pools=self._wake.pools,
             note_image=self._images.note,
             ready_seconds=settings.sandbox_start_timeout_seconds,

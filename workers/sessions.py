@@ -127,15 +127,16 @@ class SessionKeeper:
         box: SecretBox,
         tell: Callable[[UUID], None],
         on_end: Callable[[ClaimedAttempt], None],
+        tell_started: Callable[[UUID], None] | None = None,
         ready_seconds: float = 60.0,
         tell_pools: Callable[[], None] = lambda: None,
         note_image: Callable[[str], None] = lambda _: None,
     ) -> None:
         """box: opens registry credentials. tell: called with a sandbox's id after each change, for those who wait.
 
-        on_end: called when nothing of an attempt is left here. ready_seconds: of a start, once its image is there.
-        tell_pools: called when an attempt was given a member. note_image: called with the image of each member that
-        waits here for a job.
+        tell_started: called instead once somebody's sandbox runs. on_end: called when nothing of an attempt is left
+        here. ready_seconds: of a start, once its image is there. tell_pools: called when an attempt was given a member.
+        note_image: called with the image of each member that waits here for a job.
         """
         self._engine = engine
         self._attempts = attempts
@@ -145,6 +146,7 @@ class SessionKeeper:
         self._actor = f"worker:{node_id}"
         self._box = box
         self._tell = tell
+        self._tell_started = tell_started or tell
         self._on_end = on_end
         self._ready_seconds = ready_seconds
         self._note_image = note_image
@@ -257,8 +259,10 @@ class SessionKeeper:
             self._live[claimed.trial_id] = live
         LIVE_SANDBOXES.set(len(self))
         self._offer(live)
-        self._tell(claimed.trial_id)
-        if pool_id is not None:
+        if pool_id is None:
+            self._tell_started(claimed.trial_id)
+        else:
+            self._tell(claimed.trial_id)
             self._tell(pool_id)  # for those who wait for a member
         # A wish or a stop that came meanwhile found nobody.
         self.wake()

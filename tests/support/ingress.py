@@ -72,13 +72,14 @@ class MemoryDirectory:
 
 @dataclass
 class Ingress:
-    """A running one with one sandbox. accessed: what the hook was told."""
+    """A running one with one sandbox. accessed: what the hook was told. get_ready: as its server's, from any thread."""
 
     port: int
     target: SandboxTarget
     directory: MemoryDirectory
     runtime: Runtime
     accessed: list[UUID] = field(default_factory=list)
+    get_ready: Callable[[UUID, UUID], None] = lambda _sandbox, _node: None
 
     @property
     def id(self) -> str:
@@ -131,19 +132,28 @@ def running_ingress(
     directory.targets[made.id] = made
     limits = limits or Limits()
     accessed: list[UUID] = []
+    servers: list[IngressServer] = []
 
     def build() -> IngressServer:
         sandboxes = Sandboxes(lambda: NODE, {made.runtime or "": runtime}, limits)
-        return IngressServer(directory, sandboxes, notes=AccessNotes(accessed.append), limits=limits)
+        server = IngressServer(directory, sandboxes, notes=AccessNotes(accessed.append), limits=limits)
+        servers.append(server)
+        return server
 
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    with served(build, listener):
-        yield Ingress(port, made, directory, runtime, accessed)
+    with served(build, listener) as loop:
+
+        def get_ready(sandbox_id: UUID, node_id: UUID) -> None:
+            loop.call_soon_threadsafe(servers[0].get_ready, sandbox_id, node_id)
+
+        yield Ingress(port, made, directory, runtime, accessed, get_ready)
 
 
 @contextmanager
-def served(build: Callable[[], IngressServer], listener: socket.socket) -> Iterator[None]:
+def served(
+    build: Callable[[], IngressServer], listener: socket.socket
+) -> Iterator[asyncio.AbstractEventLoop]:
     started = threading.Event()
     loop_of: list[asyncio.AbstractEventLoop] = []
     stop = asyncio.Event()
@@ -160,7 +170,7 @@ def served(build: Callable[[], IngressServer], listener: socket.socket) -> Itera
     thread.start()
     assert started.wait(10)
     try:
-        yield
+        yield loop_of[0]
     finally:
         loop_of[0].call_soon_threadsafe(stop.set)
         thread.join(20)

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import event
 
 from core.database import create_database_engine
 from core.errors import NotFoundError, UnavailableError
@@ -13,6 +12,7 @@ from models.live_sandboxes import WireState
 from services.sandbox_directory import DatabaseDirectory, SandboxEndedError
 from services.wake import Wake
 from tests.support.invariants import SANDBOXES_BY_HAND
+from tests.support.statements import noting_statements
 
 pytestmark = SANDBOXES_BY_HAND
 
@@ -33,18 +33,19 @@ def node(world) -> UUID:
     return node
 
 
+class Lookups:
+    def __init__(self, statements: list[str]):
+        self._statements = statements
+
+    def __len__(self) -> int:
+        return sum("FROM sandbox_sessions s" in sql for sql in self._statements)
+
+
 @pytest.fixture
-def lookups(world):
+def lookups():
     """Statements that looked a sandbox up."""
-    found = []
-
-    def note(_connection, _cursor, statement, *_):
-        if "FROM sandbox_sessions s" in statement:
-            found.append(statement)
-
-    event.listen(world.engine, "before_cursor_execute", note)
-    yield found
-    event.remove(world.engine, "before_cursor_execute", note)
+    with noting_statements() as statements:
+        yield Lookups(statements)
 
 
 def add(world, node, *, state="Running", seconds=3600.0, hidden=False) -> UUID:
@@ -194,6 +195,25 @@ def test_a_change_is_heard_at_once(world, node, redis_url):
 
     asyncio.run(run())
     client.close()
+
+
+def test_what_has_just_begun_to_run_is_told_with_its_node(world, node, redis_url):
+    sandbox, other = add(world, node), add(world, node)
+    client = Wake.connect(redis_url)
+    started: list[tuple[UUID, UUID]] = []
+
+    async def run():
+        async with opened(world.engine) as directory:
+            directory.listen(redis_url, on_start=lambda *ids: started.append(ids))
+            async with asyncio.timeout(10):
+                while not started:
+                    Wake(client).sandbox(other)  # it has changed, and that is all
+                    Wake(client).sandbox(sandbox, started_on=node)
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    client.close()
+    assert set(started) == {(sandbox, node)}
 
 
 def test_an_answer_from_before_a_change_is_not_remembered(world, node, lookups):

@@ -2,12 +2,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import event
 
 from repositories.dispatch import DispatchRepository
 from repositories.fair_share import FairShareRepository, PickLimits
 from services.batch_verbs import BatchVerbService
 from tests.support.queue import QueueWorld
+from tests.support.statements import noting_statements
 
 
 def test_queued_trial_becomes_a_bell_for_a_node_with_room(world: QueueWorld):
@@ -25,21 +25,13 @@ def test_queued_trial_becomes_a_bell_for_a_node_with_room(world: QueueWorld):
 def test_tick_that_finds_nothing_to_start_does_not_ask_whose_turn_it_is(world: QueueWorld):
     """To plan that statement takes longer than all else in a tick."""
     world.session()
-    asked = []
-
-    def note(_connection, _cursor, statement, *_):
-        asked.append("open_shapes AS" in statement)
-
-    event.listen(world.engine, "before_cursor_execute", note)
-    try:
+    with noting_statements() as statements:
         assert world.dispatcher.tick() == 0
-        assert asked
-        assert not any(asked)
+        assert statements
+        assert not any("open_shapes AS" in sql for sql in statements)
         world.trials(world.tenant())
         assert world.dispatcher.tick() == 1
-        assert sum(asked) == 1
-    finally:
-        event.remove(world.engine, "before_cursor_execute", note)
+        assert sum("open_shapes AS" in sql for sql in statements) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event
 
 from api.wire.pool_requests import to_pool_template
 from core.blobstore import BlobStore
@@ -33,6 +32,7 @@ from services.session_endings import SessionEnd, to_session_attempt_end
 from tests.integration.queue.test_pools import counts
 from tests.support.pools import PLAIN, PoolNode, eventually, make_pool, pool_service
 from tests.support.queue import QueueWorld, make_spec
+from tests.support.statements import noting_statements
 from workers.spare_members import Spare
 
 FOR_JOBS = {"image": {"uri": "fake"}, "extensions": {"sandmill.for": "jobs"}}
@@ -597,15 +597,8 @@ def test_images_of_members_for_jobs_are_told_for_the_placement_of_jobs(world, te
 
 def test_job_without_members_asks_the_database_nothing_more(world, tenant, node):
     claimed = node.submit(tenant)
-    statements: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            statements.append(statement)
-
-    event.listen(world.engine, "before_cursor_execute", note)
-    node.run(claimed)
-    event.remove(world.engine, "before_cursor_execute", note)
+    with noting_statements() as statements:
+        node.run(claimed)
     assert statements
     assert not [sql for sql in statements if "sandbox_pools" in sql or "sandbox_sessions" in sql]
 

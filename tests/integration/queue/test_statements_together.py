@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from core.database import create_database_engine
@@ -13,6 +13,7 @@ from core.ids import new_id
 from repositories.attempts import AttemptEnd, AttemptRepository, AttemptStart, ClaimedAttempt
 from services.attempt_writes import AttemptStatements
 from tests.support.queue import QueueWorld, Seat
+from tests.support.statements import after_statements
 
 END = AttemptEnd("passed", "passed", "finished", None, "[]", None, "{}", None, 0, 0, 0)
 START = AttemptStart(phase="run", total_seconds=60, run_seconds=30, progress='{"step": 0}')
@@ -194,7 +195,7 @@ def test_a_write_whose_reply_was_lost_counts_as_done(
     (bell,) = world.bells.rung
     broken: list[str] = []
 
-    def break_off(_, __, statement, parameters, *___):
+    def break_off(_, statement, parameters):
         mark = {"claim": "WITH wanted AS", "start": "WITH starts AS", "end": "WITH ends AS"}[lost]
         if mark in statement and not broken:
             broken.append(statement)
@@ -202,18 +203,17 @@ def test_a_write_whose_reply_was_lost_counts_as_done(
                 statement, parameters, Exception("the reply is lost"), connection_invalidated=True
             )
 
-    event.listen(impatient, "after_cursor_execute", break_off)
-    claimed = statements.claim(bell.trial_id, bell.fence, seat.session_id)
-    assert claimed is not None
-
     def patiently(call, *arguments) -> bool:
         try:
             return call(*arguments)
         except OperationalError:
             return call(*arguments)
 
-    assert patiently(statements.mark_running, claimed, seat.session_id, START)
-    assert patiently(statements.finish, claimed, seat.session_id, END)
+    with after_statements(break_off):
+        claimed = statements.claim(bell.trial_id, bell.fence, seat.session_id)
+        assert claimed is not None
+        assert patiently(statements.mark_running, claimed, seat.session_id, START)
+        assert patiently(statements.finish, claimed, seat.session_id, END)
     assert broken
     assert states(world, [claimed]) == ["finished"]
 
