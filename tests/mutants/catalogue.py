@@ -245,8 +245,8 @@ MUTANTS = (
     ),
     Mutant(
         "pool: what was given is removed by whoever kept it",
-        "workers/sessions.py",
-        "if live.control.disowned and is_ours:",
+        "workers/session_starts.py",
+        "if live.control.disowned and self._kept.is_ours(live):",
         "if live.control.disowned:",
         (f"{JOB_POOLS}::test_what_was_given_is_left_alone_by_whoever_kept_it",),
     ),

@@ -219,7 +219,7 @@ def test_a_live_pool_is_never_for_jobs(world, tenant, node):
     claimed = node.submit(tenant)
     assert node.run(claimed)["outcome"] == "passed"
     assert given(world, claimed) is None
-    (row,) = node.keeper._live.values()
+    (row,) = node.keeper._kept._live.values()
     one = Member(row.claimed, node.seat.session_id, member["sandbox_name"])
     again = node.submit(tenant)
     assert take_member(node, again, one) == "not_free"
@@ -519,7 +519,7 @@ def test_a_lost_attempt_takes_what_it_was_given_with_it(world, tenant, node):
 def test_a_lost_lease_ends_what_was_held_and_not_given(world, tenant, node):
     (member,) = filled(world, tenant, node, buffer_min=1, buffer_max=1)
     one = held(node)
-    row = node.keeper._live[member["trial_id"]]
+    row = node.keeper._kept._live[member["trial_id"]]
     row.control.request(StopReason.DISOWNED)
     assert node.names() == {member["sandbox_name"]}
     one.put_back()
@@ -531,7 +531,7 @@ def test_a_lost_lease_ends_what_was_held_and_not_given(world, tenant, node):
 def test_what_was_given_is_left_alone_by_whoever_kept_it(world, tenant, node):
     """A heartbeat that began before may find that the member is not ours any more: it is not its to remove."""
     (member,) = filled(world, tenant, node, buffer_min=1, buffer_max=1)
-    row = node.keeper._live[member["trial_id"]]
+    row = node.keeper._kept._live[member["trial_id"]]
     node.gate.clear()
     claimed = node.submit(tenant)
     thread = threading.Thread(target=node.run, args=(claimed,))
@@ -579,7 +579,7 @@ def test_a_start_that_another_worker_began_is_given_nothing(world, tenant, node)
 
 def test_members_that_another_worker_took_over_are_given_too(world, tenant, node):
     (member,) = filled(world, tenant, node, buffer_min=1, buffer_max=1)
-    row = node.keeper._live.pop(member["trial_id"])
+    row = node.keeper._kept._live.pop(member["trial_id"])
     node.keeper.members.drop(member["trial_id"])
     assert node.keeper.take(replace(row.claimed, state="running"), node.seat.session_id, AttemptControl())
     claimed = node.submit(tenant)
