@@ -1,10 +1,9 @@
 """The sandbox of one attempt: made, given by a warm pool, or found again where another worker had it; and removed."""
 
-import time
 from dataclasses import replace
 from uuid import UUID
 
-from core.errors import NodeLostError, RunFailure, RuntimeUnavailableError
+from core.errors import RunFailure, RuntimeUnavailableError
 from core.failpoints import failpoint
 from core.logging import get_logger
 from core.metrics import SANDBOX_START_SECONDS
@@ -16,6 +15,7 @@ from services.attempt_members import MemberTaker, answers
 from services.attempt_writes import AttemptWriter, DisownedError
 from services.job_sandbox import to_job_sandbox
 from services.jobspec import JobSpec
+from services.sandbox_handling import find_sandbox, remove_sandbox, sandbox_labels
 
 __all__ = ["AttemptSandbox"]
 
@@ -109,13 +109,9 @@ class AttemptSandbox:
         return None
 
     def find(self) -> SandboxHandle:
-        """Find what another worker has made. Raises NodeLostError."""
-        name = self._claimed.sandbox_name
-        handle = next((each for each in self.runtime.list() if each.name == name), None)
-        if handle is None:
-            raise NodeLostError("the worker went away, and the sandbox with it")
-        self._handle = handle
-        return handle
+        """Find what another worker has made. Raises NodeLostError, RuntimeUnavailableError."""
+        self._handle = find_sandbox(self._offered, self._claimed)
+        return self._handle
 
     def stats(self) -> SandboxStats:
         """What it used; nothing when it cannot be asked any more."""
@@ -127,18 +123,8 @@ class AttemptSandbox:
             return SandboxStats()
 
     def remove(self) -> bool:
-        """Remove it; False if it will not go now: no reason to throw a verdict away, the worker sweeps later."""
-        if self._handle is None:
-            return True
-        for pause in (0.2, 1.0, 0.0):
-            try:
-                self.runtime.remove(self._handle)
-            except RunFailure as error:
-                log.exception("sandbox_not_removed", sandbox=self._handle.name, error=error.message)
-                time.sleep(pause)
-            else:
-                return True
-        return False
+        """Remove it; False if it will not go now, see `remove_sandbox`."""
+        return self._handle is None or remove_sandbox(self.runtime, self._handle)
 
     def environment(self) -> dict[str, str]:
         """Variables of everything that runs in it."""
@@ -155,10 +141,5 @@ class AttemptSandbox:
             self._spec.resources,
             workdir=self._spec.workdir,
             env=self.environment(),
-            labels={
-                "sandmill.trial": str(claimed.trial_id),
-                "sandmill.fence": str(claimed.fence),
-                "sandmill.node": str(self._node_id),
-                "sandmill.session": str(self._session_id),
-            },
+            labels=sandbox_labels(claimed, node_id=self._node_id, session_id=self._session_id),
         )

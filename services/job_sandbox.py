@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from runtimes.base import ResourceLimits, SandboxSpec
+from runtimes.base import SandboxSpec
 from services.jobspec import Resources
+from services.sandbox_handling import to_limits
 
 __all__ = ["form_key", "sandbox_key", "to_job_sandbox"]
 
@@ -34,13 +35,7 @@ def to_job_sandbox(
     return SandboxSpec(
         name=name,
         image=image,
-        limits=ResourceLimits(
-            cpu_millicores=resources.cpu_millicores,
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-            pids=resources.pids,
-            gpu=resources.gpu,
-        ),
+        limits=to_limits(resources),
         env=env,
         workdir=workdir,
         labels=labels,

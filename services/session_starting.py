@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from core.errors import NodeLostError, RunFailure, RuntimeUnavailableError
 from core.logging import get_logger
 from core.metrics import SANDBOX_START_SECONDS
 from core.sealing import SecretBox
@@ -14,7 +13,6 @@ from repositories.attempts import ClaimedAttempt
 from repositories.session_keeping import KeptSandbox
 from runtimes.base import (
     ImageAuth,
-    ResourceLimits,
     Runtime,
     SandboxHandle,
     SandboxSpec,
@@ -23,13 +21,12 @@ from runtimes.base import (
 )
 from services.job_sandbox import sandbox_key, to_job_sandbox
 from services.live_sandboxes import image_auth_purpose
+from services.sandbox_handling import sandbox_labels, to_limits
 from services.session_spec import SessionSpec, Volume
 
 __all__ = [
     "ProgressNotes",
-    "find_sandbox",
     "member_key",
-    "remove_sandbox",
     "start_sandbox",
     "to_sandbox_spec",
 ]
@@ -67,29 +64,6 @@ def start_sandbox(
         return runtime.create(spec, timeout_seconds=max(0.1, timeout_seconds), on_progress=notes.note)
 
 
-def find_sandbox(runtime: Runtime | None, claimed: ClaimedAttempt) -> SandboxHandle:
-    """Find what another worker has made. Raises NodeLostError, RuntimeUnavailableError."""
-    if runtime is None:
-        raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime} any more")
-    handle = next((each for each in runtime.list() if each.name == claimed.sandbox_name), None)
-    if handle is None:
-        raise NodeLostError("its worker went away, and the sandbox with it")
-    return handle
-
-
-def remove_sandbox(runtime: Runtime, handle: SandboxHandle) -> bool:
-    """Remove it; False if it will not go now: the worker sweeps later."""
-    for pause in (0.2, 1.0, 0.0):
-        try:
-            runtime.remove(handle)
-        except RunFailure as error:
-            log.exception("sandbox_not_removed", sandbox=handle.name, error=error.message)
-            time.sleep(pause)
-        else:
-            return True
-    return False
-
-
 def to_sandbox_spec(
     claimed: ClaimedAttempt,
     spec: SessionSpec,
@@ -104,16 +78,10 @@ def to_sandbox_spec(
 
     ready_seconds: from its image being there until it answers.
     """
-    labels = {
-        "sandmill.trial": str(claimed.trial_id),
-        "sandmill.fence": str(claimed.fence),
-        "sandmill.node": str(node_id),
-        "sandmill.session": str(session_id),
-    }
+    labels = sandbox_labels(claimed, node_id=node_id, session_id=session_id)
     if spec.job_workdir is not None:
         made = _for_jobs(claimed.sandbox_name, spec, spec.job_workdir, labels)
         return replace(made, ready_seconds=ready_seconds)
-    resources = spec.resources
     auth = None
     if kept.image_auth is not None:
         secret = box.unseal(kept.image_auth, purpose=image_auth_purpose(claimed.trial_id)).decode()
@@ -121,14 +89,7 @@ def to_sandbox_spec(
     return SandboxSpec(
         name=claimed.sandbox_name,
         image=spec.image,
-        limits=ResourceLimits(
-            cpu_millicores=resources.cpu_millicores,
-            memory_bytes=resources.memory_bytes,
-            disk_bytes=resources.disk_bytes,
-            pids=resources.pids,
-            open_files=spec.open_files,
-            gpu=resources.gpu,
-        ),
+        limits=to_limits(spec.resources, open_files=spec.open_files),
         env=spec.env,
         labels=labels,
         # Nobody is judged by what runs here: its user may steer it in every way.

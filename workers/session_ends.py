@@ -12,8 +12,8 @@ from repositories.attempts import AttemptRepository
 from repositories.session_keeping import SessionKeepingRepository
 from runtimes.base import SandboxStats
 from services.attempt_writes import AttemptWriter, DisownedError
+from services.sandbox_handling import remove_sandbox
 from services.session_endings import SessionEnd, to_session_attempt_end, wanted_end
-from services.session_starting import remove_sandbox
 from workers.kept_sandboxes import KeeperParts, KeptSandboxes, LiveSandbox, SandboxStart
 
 __all__ = ["SessionEnder"]

@@ -18,12 +18,11 @@ from runtimes.base import Runtime, SandboxHandle, SandboxStats
 from services.attempt_control import AttemptControl, StopReason
 from services.attempt_writes import AttemptWriter, DisownedError
 from services.entrypoints import check_entrypoint
+from services.sandbox_handling import find_sandbox, remove_sandbox
 from services.session_endings import failed_start, unknown_end, wanted_end
 from services.session_spec import SessionSpec
 from services.session_starting import (
     ProgressNotes,
-    find_sandbox,
-    remove_sandbox,
     start_sandbox,
     to_sandbox_spec,
 )

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from core.database import create_database_engine
+from tests.support.engine_fixtures import healthy, proxy  # noqa: F401 -- fixtures are found by name
 from tests.support.invariants import watched
 from tests.support.queue import QueueWorld
 

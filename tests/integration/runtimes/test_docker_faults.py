@@ -11,9 +11,7 @@ from requests.exceptions import RequestException
 
 from core.errors import CreateTimeoutError, DaemonError, RunFailure
 from runtimes.base import SandboxState
-from tests.support.engine_proxy import engine_proxy
 from tests.support.execd import names_in, wait_for
-from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import START_SECONDS, docker_kind
 
 pytestmark = pytest.mark.docker
@@ -21,76 +19,65 @@ pytestmark = pytest.mark.docker
 LIVE = {"is_sealed": False, "is_writable": True}
 
 
-@pytest.fixture(scope="module")
-def kind(runtime_folder):
-    yield from kind_named("docker", runtime_folder)
-
-
 @pytest.fixture
-def proxy(tmp_path):
-    with engine_proxy(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def shaky(runtime_folder, proxy, kind):
+def shaky(runtime_folder, proxy, healthy):
     """A runtime whose engine can be made to fail."""
-    del kind
+    del healthy
     with docker_kind(runtime_folder, base_url=proxy.url) as made:
         made.runtime.check()
         yield made
 
 
-def names(kind):
-    return {handle.name for handle in kind.runtime.list()}
+def names(healthy):
+    return {handle.name for handle in healthy.runtime.list()}
 
 
 @pytest.mark.parametrize("fault", ["cut", "lose_answer"])
 @pytest.mark.parametrize("step", ["/containers/create", "/start", "/images/"])
-def test_create_that_the_engine_breaks_off_leaves_nothing(kind, shaky, proxy, step, fault):
+def test_create_that_the_engine_breaks_off_leaves_nothing(healthy, shaky, proxy, step, fault):
     spec = shaky.spec(**LIVE)
     proxy.fail(step, fault)
     with pytest.raises(DaemonError, match="does not answer"):
         shaky.runtime.create(spec, timeout_seconds=START_SECONDS)
     assert proxy.hit.is_set()
     proxy.heal()
-    wait_for(lambda: spec.name not in names(kind), seconds=10)
+    wait_for(lambda: spec.name not in names(healthy), seconds=10)
     with shaky.box(name=spec.name, **LIVE) as box:
         box.client.ping()
 
 
 @pytest.mark.parametrize("step", ["/containers/create", "/start"])
-def test_create_in_an_engine_that_hangs_ends_with_its_time_and_leaves_nothing(kind, shaky, proxy, step):
+def test_create_in_an_engine_that_hangs_ends_with_its_time_and_leaves_nothing(healthy, shaky, proxy, step):
     spec = shaky.spec(**LIVE)
     proxy.fail(step, "hang")
     with pytest.raises(CreateTimeoutError):
         shaky.runtime.create(spec, timeout_seconds=2.0)
     proxy.heal()
-    wait_for(lambda: spec.name not in names(kind), seconds=10)
+    wait_for(lambda: spec.name not in names(healthy), seconds=10)
 
 
-def test_what_an_engine_left_in_a_create_is_found_by_its_label(kind, shaky, proxy):
+def test_what_an_engine_left_in_a_create_is_found_by_its_label(healthy, shaky, proxy):
     with shaky.box(**LIVE):  # by now its image is known
         pass
     spec = shaky.spec(labels={"sandmill.node": "n"}, **LIVE)
     proxy.fail("/start|DELETE", "cut")
     with pytest.raises(DaemonError):
         shaky.runtime.create(spec, timeout_seconds=START_SECONDS)
-    found = next(handle for handle in kind.runtime.list() if handle.name == spec.name)
+    found = next(handle for handle in healthy.runtime.list() if handle.name == spec.name)
     assert found.labels == {"sandmill.node": "n"}
-    assert kind.runtime.state(found) == SandboxState("starting")
-    kind.runtime.remove(found)
+    assert healthy.runtime.state(found) == SandboxState("starting")
+    healthy.runtime.remove(found)
 
 
 @pytest.mark.parametrize("fault", ["cut", "lose_answer"])
-def test_remove_that_the_engine_breaks_off_can_be_repeated(kind, shaky, proxy, fault):
+def test_remove_that_the_engine_breaks_off_can_be_repeated(healthy, shaky, proxy, fault):
     with shaky.box(**LIVE) as box:
         proxy.fail("DELETE", fault)
         with pytest.raises(DaemonError):
             shaky.runtime.remove(box.handle)
         proxy.heal()
         shaky.runtime.remove(box.handle)
-        assert box.handle.name not in names(kind)
+        assert box.handle.name not in names(healthy)
         assert shaky.runtime.state(box.handle) == SandboxState("gone")
 
 
@@ -121,8 +108,8 @@ def test_running_sandboxes_are_reached_while_the_engine_is_away(shaky, proxy):
         assert box.handle in shaky.runtime.list()
 
 
-def test_container_killed_while_it_starts_is_told_and_leaves_nothing(kind):
-    spec = kind.spec(**LIVE)
+def test_container_killed_while_it_starts_is_told_and_leaves_nothing(healthy):
+    spec = healthy.spec(**LIVE)
     over = threading.Event()
 
     def kill():
@@ -135,9 +122,9 @@ def test_container_killed_while_it_starts_is_told_and_leaves_nothing(kind):
     killer.start()
     try:
         # It may have got through before the first kill did.
-        handle = kind.runtime.create(spec, timeout_seconds=START_SECONDS)
-        wait_for(lambda: kind.runtime.state(handle).phase == "ended", seconds=20)
-        kind.runtime.remove(handle)
+        handle = healthy.runtime.create(spec, timeout_seconds=START_SECONDS)
+        wait_for(lambda: healthy.runtime.state(handle).phase == "ended", seconds=20)
+        healthy.runtime.remove(handle)
     except DaemonError as error:
         told = error.message
     else:
@@ -146,12 +133,12 @@ def test_container_killed_while_it_starts_is_told_and_leaves_nothing(kind):
         over.set()
         killer.join()
     assert "ended at once" in told or "gone" in told
-    assert spec.name not in names(kind)
+    assert spec.name not in names(healthy)
 
 
-def test_container_of_a_look_into_an_image_is_collected_when_it_is_old(kind, shaky, proxy):
+def test_container_of_a_look_into_an_image_is_collected_when_it_is_old(healthy, shaky, proxy):
     with shaky.runtime._link.call() as engine:
-        image = engine.image_facts(kind.image)["Id"]
+        image = engine.image_facts(healthy.image)["Id"]
         proxy.fail("DELETE", "cut")
         with pytest.raises(RequestException), engine.unstarted(image) as container:
             pass
@@ -163,9 +150,9 @@ def test_container_of_a_look_into_an_image_is_collected_when_it_is_old(kind, sha
             engine.inspect_container(container)
 
 
-def test_other_processes_of_the_node_reach_what_runs_while_the_engine_is_away(kind, shaky, proxy):
+def test_other_processes_of_the_node_reach_what_runs_while_the_engine_is_away(healthy, shaky, proxy):
     """The ingress is one: it shares the folder with the worker that has made the sandbox."""
-    with kind.box(**LIVE) as box:
+    with healthy.box(**LIVE) as box:
         proxy.fail(".", "cut")
         found = shaky.runtime.find(box.handle.name)
         assert found == box.handle
@@ -176,13 +163,13 @@ def test_other_processes_of_the_node_reach_what_runs_while_the_engine_is_away(ki
     assert shaky.runtime.look_at(box.handle) is None
 
 
-def test_containers_that_are_gone_leave_no_record(kind, runtime_folder):
+def test_containers_that_are_gone_leave_no_record(healthy, runtime_folder):
     folder = runtime_folder / "docker" / "running"
-    with kind.box(**LIVE) as box:
+    with healthy.box(**LIVE) as box:
         subprocess.run(["docker", "rm", "-f", box.handle.ref], check=True, capture_output=True, timeout=60)
         assert box.handle.name in names_in(folder)
-        kind.runtime.collect("n", [])
+        healthy.runtime.collect("n", [])
         assert box.handle.name not in names_in(folder)
-    with kind.box(**LIVE) as box:
+    with healthy.box(**LIVE) as box:
         assert box.handle.name in names_in(folder)
     assert box.handle.name not in names_in(folder)

@@ -1,7 +1,6 @@
 """Workers killed with an attempt under way, and the next one of the node that goes on with it: nothing runs twice."""
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from runtimes.base import FileUpload
 from runtimes.registry import build_runtime
 from services.jobspec import ArtifactRule, Input, PatchStep, RewardVerdict, Step, StepRole
 from services.reaping import Reaper
-from tests.support.images import BUSYBOX_IMAGE, docker_problem, ensure_images
+from tests.support.images import BUSYBOX_IMAGE, ensure_images, require_docker
 from tests.support.nursery import Nursery, running_nursery
 from tests.support.queue import QueueWorld, make_spec
 from tests.support.sandboxes import is_root
@@ -325,13 +324,8 @@ def holders_of(path: Path) -> list[int]:
 
 
 @pytest.mark.docker
-@pytest.mark.docker
 def test_containers_are_gone_on_with_as_well(make_node):
-    problem = docker_problem()
-    if problem:
-        if os.environ.get("CI") == "true":
-            pytest.fail(problem)
-        pytest.skip(problem)
+    require_docker()
     ensure_images()
     with make_node(runtime="docker") as node:
         worker = node.start(failpoints="worker.mid_log:kill9:2")

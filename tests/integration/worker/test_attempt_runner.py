@@ -478,7 +478,7 @@ def test_execd_that_fell_with_the_memory_is_the_tasks_fault(world, tmp_path, oom
 
 
 def test_sandbox_that_will_not_go_does_not_cost_the_verdict(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.attempt_sandbox.time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("services.sandbox_handling.time.sleep", lambda _seconds: None)
 
     class Sticky(FakeRuntime):
         def remove(self, handle):

@@ -1,7 +1,6 @@
 """Workers killed around the moment at which an attempt is given a member of a pool, and while it uses one."""
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from services.live_sandboxes import SandboxPolicy
 from services.pool_keeping import PoolKeeper
 from services.session_sweeping import SessionSweeper
 from tests.integration.worker.test_adoption import GATED, STEPS, Node, check, make_node
-from tests.support.images import docker_problem, ensure_images
+from tests.support.images import ensure_images, require_docker
 from tests.support.pools import BOX, make_pool
 from tests.support.sandboxes import is_root
 
@@ -215,11 +214,7 @@ def test_orderly_stop_ends_what_was_given(pooled: PooledNode):
 
 @pytest.mark.docker
 def test_containers_are_given_and_gone_on_with_as_well(make_node):
-    problem = docker_problem()
-    if problem:
-        if os.environ.get("CI") == "true":
-            pytest.fail(problem)
-        pytest.skip(problem)
+    require_docker()
     ensure_images()
     with make_node(runtime="docker") as node, pooled_node(node) as pooled:
         crash(pooled, BEFORE["before the transaction"], is_given=False)

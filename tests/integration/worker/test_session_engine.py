@@ -8,9 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.integration.api.conftest import ApiWorld, make_settings, open_api
-from tests.support.engine_proxy import engine_proxy
 from tests.support.images import BUSYBOX_IMAGE
-from tests.support.runtime_fixtures import kind_named
 from tests.support.sandboxes import docker_kind
 from tests.support.session_node import LiveNode, until
 
@@ -19,21 +17,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
 CONVERGE_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def kind(runtime_folder):
-    """The engine as it is."""
-    yield from kind_named("docker", runtime_folder)
-
-
 @pytest.fixture
-def proxy(tmp_path):
-    with engine_proxy(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def api(kind, database_url, redis_url, tmp_path) -> Iterator[ApiWorld]:
-    del kind
+def api(healthy, database_url, redis_url, tmp_path) -> Iterator[ApiWorld]:
+    del healthy
     changes = {"runtime": "docker", "sandbox_create_wait_seconds": 1.0, "runtimes": ("docker",)}
     leases = {"heartbeat_seconds": 0.3, "lease_seconds": 30.0, "lease_margin_seconds": 5.0}
     settings = make_settings(database_url, redis_url, tmp_path / "home", **changes, **leases)
@@ -72,13 +58,13 @@ def status(api: ApiWorld, sandbox: str) -> dict[str, str]:
     return dict(api.client.get(f"/v1/sandboxes/{sandbox}/record").json()["status"])
 
 
-def containers(kind, sandbox: str) -> list[str]:
+def containers(healthy, sandbox: str) -> list[str]:
     """Those of the sandbox, by the engine's own list."""
-    return [each.ref for each in kind.runtime.list() if each.labels.get("sandmill.trial") == sandbox]
+    return [each.ref for each in healthy.runtime.list() if each.labels.get("sandmill.trial") == sandbox]
 
 
-def leaves_nothing(api: ApiWorld, kind, sandbox: str) -> None:
-    until(lambda: not containers(kind, sandbox), CONVERGE_SECONDS, what="the end of its container")
+def leaves_nothing(api: ApiWorld, healthy, sandbox: str) -> None:
+    until(lambda: not containers(healthy, sandbox), CONVERGE_SECONDS, what="the end of its container")
     sql = "SELECT state FROM sandboxes WHERE trial_id = %(id)s AND state <> 'removed'"
     until(lambda: not api.world.execute(sql, id=sandbox), CONVERGE_SECONDS, what="the end by its row")
     sql = "SELECT state FROM attempts WHERE trial_id = %(id)s AND finished_at IS NULL"
@@ -98,7 +84,7 @@ def engine_away(proxy) -> Iterator[None]:
     [(step, how) for step in ("/containers/create", "/start") for how in ("cut", "lose_answer")],
     ids=str,
 )
-def test_create_that_the_engine_breaks_off_is_failed_with_a_reason(api, kind, proxy, fault):
+def test_create_that_the_engine_breaks_off_is_failed_with_a_reason(api, healthy, proxy, fault):
     proxy.fail(*fault)
     sandbox = create(api)
     until(lambda: status(api, sandbox)["state"] == "Failed", CONVERGE_SECONDS)
@@ -106,11 +92,11 @@ def test_create_that_the_engine_breaks_off_is_failed_with_a_reason(api, kind, pr
     assert said["reason"] == "DOCKER::SANDBOX_START_FAILED"
     assert "does not answer" in said["message"]
     proxy.heal()
-    leaves_nothing(api, kind, sandbox)
+    leaves_nothing(api, healthy, sandbox)
     assert api.client.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
 
 
-def test_running_one_is_not_said_to_be_dead_while_its_engine_is_away(api, kind, proxy, node):
+def test_running_one_is_not_said_to_be_dead_while_its_engine_is_away(api, healthy, proxy, node):
     sandbox = create(api)
     until(lambda: status(api, sandbox)["state"] == "Running", CONVERGE_SECONDS)
     with engine_away(proxy):
@@ -118,15 +104,15 @@ def test_running_one_is_not_said_to_be_dead_while_its_engine_is_away(api, kind, 
         while time.monotonic() < over:
             assert status(api, sandbox)["state"] == "Running"
             threading.Event().wait(0.5)
-    assert len(containers(kind, sandbox)) == 1
+    assert len(containers(healthy, sandbox)) == 1
     assert api.client.delete(f"/v1/sandboxes/{sandbox}").status_code == 204
     until(lambda: status(api, sandbox)["state"] == "Terminated", CONVERGE_SECONDS)
-    leaves_nothing(api, kind, sandbox)
+    leaves_nothing(api, healthy, sandbox)
     assert "SANDBOX_LOST" not in node.events(sandbox)
 
 
 @pytest.mark.usefixtures("node")
-def test_delete_while_the_engine_is_away_is_done_when_it_is_back(api, kind, proxy):
+def test_delete_while_the_engine_is_away_is_done_when_it_is_back(api, healthy, proxy):
     sandbox = create(api)
     until(lambda: status(api, sandbox)["state"] == "Running", CONVERGE_SECONDS)
     with engine_away(proxy):
@@ -135,5 +121,5 @@ def test_delete_while_the_engine_is_away_is_done_when_it_is_back(api, kind, prox
         # Over for its tenant; what is left of it is known.
         sql = "SELECT state FROM sandboxes WHERE trial_id = %(id)s"
         assert [row["state"] for row in api.world.execute(sql, id=sandbox)] != ["removed"]
-        assert len(containers(kind, sandbox)) == 1
-    leaves_nothing(api, kind, sandbox)
+        assert len(containers(healthy, sandbox)) == 1
+    leaves_nothing(api, healthy, sandbox)

@@ -13,7 +13,7 @@ from runtimes.registry import local_state
 from services.jobspec import Step
 from services.reaping import Reaper
 from tests.integration.worker.test_adoption import Node, holders_of, make_node  # noqa: F401 -- a fixture
-from tests.support.images import docker_problem, ensure_images
+from tests.support.images import ensure_images, require_docker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,11 +99,7 @@ def test_watchdog_that_was_killed_is_started_again(node: Node):
 
 @pytest.mark.docker
 def test_containers_of_a_stopped_worker_are_gone_before_its_trials_go_elsewhere(make_node):  # noqa: F811
-    problem = docker_problem()
-    if problem:
-        if os.environ.get("CI") == "true":
-            pytest.fail(problem)
-        pytest.skip(problem)
+    require_docker()
     ensure_images()
     times = {"lease_seconds": "8", "lease_margin_seconds": "4", "heartbeat_seconds": "0.3"}
     with make_node(runtime="docker", **times) as node:
