@@ -12,6 +12,7 @@ from uuid import UUID
 from core.config import Settings
 from core.database import create_database_engine
 from core.errors import UnavailableError
+from core.heap import settle_heap
 from core.logging import get_logger
 from core.metrics import serve_metrics
 from ingress.limits import Limits
@@ -80,6 +81,7 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
         loop.add_signal_handler(number, stopping.set)
     host, port = listener.getsockname()[:2]
     await server.start(listener)
+    settle_heap()
     log.info("ingress_listening", host=host, port=port)
     try:
         await stopping.wait()

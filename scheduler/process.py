@@ -9,6 +9,7 @@ import redis
 from core.broker import create_celery
 from core.config import Settings
 from core.database import create_database_engine
+from core.heap import settle_heap
 from core.logging import get_logger
 from core.metrics import serve_metrics
 from core.tracing import configure_tracing, shut_down_tracing
@@ -110,6 +111,7 @@ class Scheduler:
             signal.signal(number, lambda *_: self._stopping.set())
         configure_tracing("sandmill-scheduler")
         serve_metrics(self._settings.metrics_host, self._settings.scheduler_metrics_port)
+        settle_heap()
         for loop in self._loops:
             loop.start()
         self._side_loops.start()

@@ -73,7 +73,8 @@ class Dispatcher:
             repository = DispatchRepository(connection)
             repository.lock()
             failpoint("dispatch.after_lock")
-            bells = self._start(connection, repository.nodes())
+            nodes, has_capped = repository.look()
+            bells = self._start(connection, nodes, has_capped=has_capped)
             if not bells:
                 return 0
             failpoint("dispatch.before_commit")
@@ -85,12 +86,15 @@ class Dispatcher:
         log.debug("trials_dispatched", count=len(bells))
         return len(bells)
 
-    def _start(self, connection: Connection, nodes: Sequence[NodeRoom]) -> list[Bell]:
+    def _start(
+        self, connection: Connection, nodes: Sequence[NodeRoom], *, has_capped: bool = True
+    ) -> list[Bell]:
         self._reserve(connection, nodes)
         free = [node for node in nodes if node.free_slots > 0]
         if not free:
             return []
-        self._gates.open(connection, limit=self._policy.slots_per_tick)
+        if has_capped:
+            self._gates.open(connection, limit=self._policy.slots_per_tick)
         bells: list[Bell] = []
         for node, shape in self._reservations.ready(free):
             started = self._start_on(connection, [node], nodes, only=(shape.tenant_id, shape.shape))

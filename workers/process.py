@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from core.broker import ATTEMPT_TASK, CANARY_TASK, create_celery, node_queue
 from core.config import Settings
+from core.heap import settle_heap
 from core.logging import get_logger
 from core.metrics import serve_metrics
 from core.tracing import configure_tracing, shut_down_tracing, tracing_on
@@ -130,6 +131,7 @@ def _connect(app: Celery, node: NodeWorker, canary: Canary) -> None:
 
     # Ready means: consuming. A session opened earlier would draw bells that nobody answers.
     def on_ready(**_: Any) -> None:
+        settle_heap()
         threading.Thread(target=_start_when_possible, args=(node,), name="node-start", daemon=True).start()
         canary.start()
 

@@ -1,0 +1,14 @@
+"""The garbage collector of programs that run for months."""
+
+import gc
+
+__all__ = ["settle_heap"]
+
+
+def settle_heap() -> None:
+    """Take what is there now for what stays: the collector looks at it no more. For once, when a program has started.
+
+    A whole collection stops every thread; over the some 100,000 objects of our modules that is tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
