@@ -14,7 +14,7 @@ NAMES = (
     "queue",
     "sandbox_start",
 )
-LONG = ("cycles", "dispatch_scale", "docker_start", "fork_files")
+LONG = ("cycles", "dispatch_scale", "docker_start", "fork_files", "published_server")
 """Run only when named."""
 
 

@@ -16,10 +16,11 @@ _LOCKS = Path(__file__).parents[1] / "clients"
 _INSTALL_SECONDS = 400
 
 
-def client_environment(lock: str, *, python: str | None = None) -> Path:
+def client_environment(lock: str | Path, *, python: str | None = None) -> Path:
     """Give the folder of programs of an environment with the packages of a lock file; made once.
 
-    python: which interpreter; None: the one that runs the tests.
+    lock: its name among those of the tests, or the path of another. python: which interpreter; None: the one that runs
+    the tests.
     """
     file = _LOCKS / lock
     name = hashlib.sha256(file.read_bytes() + str(python).encode()).hexdigest()[:16]
