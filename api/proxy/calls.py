@@ -12,10 +12,11 @@ from starlette.types import Scope
 from api.services import ApiServices, authenticate_call
 from core.errors import ForbiddenError, UnavailableError
 from core.ids import read_id
+from runtimes.base import EXECD_PORT
 from services.sandbox_directory import SandboxDirectory, SandboxEndedError, SandboxTarget
 from services.sandbox_errors import SandboxMissingError, SandboxOverError, WireInvalidError
 from services.tenants import Operator, Principal
-from traffic.headers import ACCESS_RENEW, HOST_ROUTES, SECURE_ACCESS, Forwarded
+from traffic.headers import ACCESS_RENEW, EXECD_TOKEN, HOST_ROUTES, SECURE_ACCESS, Forwarded
 from traffic.heads import Headers, RequestHead, values_of
 
 __all__ = ["PROXY_ROUTE", "Call", "ProxyError", "admit", "find_call", "ingress_headers", "request_head"]
@@ -137,7 +138,12 @@ async def _authenticate(scope: Scope, call: Call, services: ApiServices) -> Prin
             for value in values_of(call.headers, b"authorization")
             if (match := _BEARER.fullmatch(value))
         ]
+    if not shown and call.port_text == str(EXECD_PORT):
+        # The only way in which the Go client shows the key here. The ingress puts execd's own token in its place, so
+        # the key does not reach the sandbox; at other ports the header is the program's, and it would.
+        shown = values_of(call.headers, EXECD_TOKEN)
     key = shown[0].decode("latin-1") if shown else None
+    scope["state"]["has_key"] = key is not None
     holder = None if key is None else services.authenticator.known(key)
     if holder is None:
         connection = HTTPConnection(scope)

@@ -130,7 +130,8 @@ def _plain_refusal(request: Request, error: HTTPException) -> JSONResponse:
 
 
 def _key_error(request: Request) -> tuple[str, str]:
-    if _KEY_HEADER in request.headers or "authorization" in request.headers:
+    has_key = getattr(request.state, "has_key", False)  # the server proxy knows one more place for it
+    if has_key or _KEY_HEADER in request.headers or "authorization" in request.headers:
         return "INVALID_API_KEY", "the API key is not valid: create one with 'sandmill-server key create'"
     return "MISSING_API_KEY", "send an API key in the header OPEN-SANDBOX-API-KEY"
 

@@ -202,6 +202,31 @@ def test_the_key_may_be_a_bearer_and_is_told_to_nobody(proxied):
     assert proxied.api.key.encode() not in backend.received[0]
 
 
+def test_the_key_may_be_shown_as_the_token_of_execd_which_is_told_its_own(proxied):
+    with scripted_backend(answer_with(OK)) as backend:
+        proxied.runtime.ports[EXECD_PORT] = backend.port
+        url = proxied.api.url + proxied.path(EXECD_PORT, "/ping")
+        answer = httpx.get(url, headers={"X-EXECD-ACCESS-TOKEN": proxied.api.key})
+    assert answer.status_code == 200
+    assert f"X-EXECD-ACCESS-TOKEN: {EXECD_TOKEN}".encode() in backend.received[0]
+    assert proxied.api.key.encode() not in backend.received[0]
+
+
+@pytest.mark.parametrize(
+    ("port", "shown", "code"),
+    [
+        (EXECD_PORT, "sm_" + "x" * 40, "INVALID_API_KEY"),
+        (80, None, "MISSING_API_KEY"),
+    ],
+    ids=["a wrong key", "at another port, where it would reach the program"],
+)
+def test_the_token_of_execd_is_no_way_in_otherwise(proxied, port, shown, code):
+    url = proxied.api.url + proxied.path(port)
+    answer = httpx.get(url, headers={"X-EXECD-ACCESS-TOKEN": shown or proxied.api.key})
+    assert (answer.status_code, answer.json()["code"]) == (401, code)
+    assert proxied.runtime.connects == []
+
+
 def test_sandboxes_of_others_and_of_nobody_are_not_there(proxied, shared_api):  # noqa: F811 -- a fixture
     with shared_api.new_tenant() as other, scripted_backend(answer_with(OK)) as backend:
         answers = [
