@@ -82,6 +82,11 @@ INSERT INTO sandbox_events (trial_id, actor, reason, message)
 SELECT trial_id, 'worker:' || node_id, %(reason)s, 'not by a call of this service' FROM moved
 """
 
+_NOT_REMOVED = """
+UPDATE sandbox_sessions SET state_message = %(message)s
+WHERE trial_id = %(trial_id)s AND state = 'Stopping' AND ended_at IS NULL AND state_message IS DISTINCT FROM %(message)s
+"""
+
 _NOTE_MOVED = """
 WITH moved AS (
   UPDATE sandbox_sessions SET node_id = NULL, state_reason = 'SANDBOX_ACCEPTED', state_message = %(message)s
@@ -245,6 +250,10 @@ class SessionKeepingRepository(SqlRepository):
     def note_state(self, trial_id: UUID, *, before: str, state: str, reason: str) -> None:
         """Write where a sandbox is that went there unasked. before: where it has to be till now."""
         self._count(_NOTE_STATE, {"trial_id": trial_id, "before": before, "state": state, "reason": reason})
+
+    def note_not_removed(self, trial_id: UUID, *, message: str) -> bool:
+        """Say of one that is being ended why it is still there. False: that was said before, or it is over."""
+        return self._count(_NOT_REMOVED, {"trial_id": trial_id, "message": message}) > 0
 
     def note_moved(self, trial_id: UUID, *, reason: str, message: str | None, actor: str) -> None:
         """Say that a start has ended on this node and goes on elsewhere."""

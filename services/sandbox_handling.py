@@ -10,11 +10,11 @@ from repositories.attempts import ClaimedAttempt
 from runtimes.base import ResourceLimits, Runtime, SandboxHandle
 from services.jobspec import Resources
 
-__all__ = ["find_sandbox", "remove_sandbox", "sandbox_labels", "to_limits"]
+__all__ = ["REMOVAL_PAUSES", "find_sandbox", "remove_sandbox", "sandbox_labels", "to_limits"]
 
 log = get_logger(__name__)
 
-_PAUSES = (0.2, 1.0)
+REMOVAL_PAUSES = (0.2, 1.0)
 """Seconds between tries to remove one."""
 
 
@@ -52,7 +52,9 @@ def find_sandbox(runtime: Runtime | None, claimed: ClaimedAttempt) -> SandboxHan
     return handle
 
 
-def remove_sandbox(runtime: Runtime, handle: SandboxHandle, *, pauses: Sequence[float] = _PAUSES) -> bool:
+def remove_sandbox(
+    runtime: Runtime, handle: SandboxHandle, *, pauses: Sequence[float] = REMOVAL_PAUSES
+) -> bool:
     """Remove it; False if it will not go now: no reason to throw a verdict away, the worker sweeps later.
 
     pauses: seconds between the tries, which are one more.

@@ -64,6 +64,7 @@ class LiveSandbox:
     """A sandbox that runs here. is_busy: something is done about it now. session_id: under which it is held.
 
     taken_at: as of its start. is_held: it is about to be, or was, given to an attempt, which alone removes it then.
+    removal_tries: in vain. next_try_at: its end is not tried before, by the monotonic clock.
     """
 
     claimed: ClaimedAttempt
@@ -78,6 +79,8 @@ class LiveSandbox:
     is_paused: bool = False
     obeyed: int = -1
     looked_at: float = field(default_factory=time.monotonic)
+    removal_tries: int = 0
+    next_try_at: float = 0.0
 
 
 class KeptSandboxes:

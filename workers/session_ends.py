@@ -12,13 +12,17 @@ from repositories.attempts import AttemptRepository
 from repositories.session_keeping import SessionKeepingRepository
 from runtimes.base import SandboxStats
 from services.attempt_writes import AttemptWriter, DisownedError
-from services.sandbox_handling import remove_sandbox
+from services.sandbox_handling import REMOVAL_PAUSES, remove_sandbox
 from services.session_endings import SessionEnd, to_session_attempt_end, wanted_end
 from workers.kept_sandboxes import KeeperParts, KeptSandboxes, LiveSandbox, SandboxStart
 
 __all__ = ["SessionEnder"]
 
 log = get_logger(__name__)
+
+
+_RETRY_SECONDS, _MOST_RETRY_SECONDS = 5.0, 30.0
+"""Until a removal is tried again: twice as long each time. An engine that is away is back within a minute or so."""
 
 
 class SessionEnder:
@@ -30,15 +34,22 @@ class SessionEnder:
         self._parts = parts
 
     def end(self, live: LiveSandbox, end: SessionEnd | None) -> None:
-        """Remove it and write that it is over. end None: it is not ours any more, and nothing is written."""
-        if end is not None and not live.control.disowned:
+        """Remove it and write that it is over. end None: it is not ours any more, and nothing is written.
+
+        One that somebody wants to be over, and that will not go, is not over: it is kept, and tried again.
+        """
+        if end is not None and not live.control.disowned and not live.removal_tries:
             self._keep_what_stays(live)
         stats = SandboxStats()
         with suppress(SandmillError):
             stats = live.runtime.stats(live.handle)
         failpoint("session.before_remove")
-        is_removed = remove_sandbox(live.runtime, live.handle)
+        pauses = REMOVAL_PAUSES if not live.removal_tries else ()
+        is_removed = remove_sandbox(live.runtime, live.handle, pauses=pauses)
         failpoint("session.after_remove")
+        if not is_removed and end is not None and end.failure is None and not live.control.disowned:
+            self._try_again(live)
+            return
         try:
             if end is not None and not live.control.disowned:
                 self.write_end(live, end, stats, is_removed=is_removed)
@@ -46,6 +57,19 @@ class SessionEnder:
             log.warning("sandbox_disowned", trial_id=str(live.claimed.trial_id), fence=live.claimed.fence)
         finally:
             self._kept.forget(live)
+
+    def _try_again(self, live: LiveSandbox) -> None:
+        """Leave it for later, and say what it waits for; it counts until then, since it is there."""
+        wait = min(_MOST_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(live.removal_tries, 10))
+        live.removal_tries += 1
+        live.next_try_at = time.monotonic() + wait
+        with self._parts.statements.connect() as connection:
+            is_new = SessionKeepingRepository(connection).note_not_removed(
+                live.claimed.trial_id,
+                message=f"the runtime {live.runtime.name} of its node does not remove it now: tried until it does",
+            )
+        if is_new:
+            self._parts.tell(live.claimed.trial_id)
 
     def give_up(self, start: SandboxStart) -> None:
         """Write the end of one that is still being made."""

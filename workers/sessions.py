@@ -179,7 +179,7 @@ class SessionKeeper:
             self._submit(lambda start=start: self._ends.give_up(start))  # type: ignore[misc]
         for live in idle:
             if live.control.stop.is_set():
-                self._begin(live, lambda live=live: self._ends.end(live, wanted_end(live.control)))  # type: ignore[misc]
+                self._begin_end(live)
         if idle or len(self._kept):
             self._obey()
             self._look_whether_they_run(idle)
@@ -200,7 +200,7 @@ class SessionKeeper:
                 continue
             if wish.state == "Stopping":
                 live.control.request(StopReason.FORCE_CANCEL)
-                self._begin(live, lambda live=live: self._ends.end(live, wanted_end(live.control)))  # type: ignore[misc]
+                self._begin_end(live)
             else:
                 self._begin(live, lambda live=live, wish=wish: self._switch(live, wish))  # type: ignore[misc]
 
@@ -261,6 +261,11 @@ class SessionKeeper:
         if expired:
             self.wake()
 
+    def _begin_end(self, live: LiveSandbox) -> None:
+        """End what was asked to stop, unless that was tried in vain just now; what is not ours any more, at once."""
+        if live.control.disowned or time.monotonic() >= live.next_try_at:
+            self._begin(live, lambda: self._ends.end(live, wanted_end(live.control)))
+
     def _begin(self, live: LiveSandbox, action: Callable[[], None]) -> None:
         if not self._kept.claim(live):
             return  # an attempt was faster; whatever it is, the next look finds it again
@@ -273,7 +278,7 @@ class SessionKeeper:
                 self._kept.release(live)
                 return  # the next look tries again, not this moment
             self._kept.release(live)
-            if live.control.stop.is_set():
+            if live.control.stop.is_set() and not live.removal_tries:
                 self.wake()
 
         try:

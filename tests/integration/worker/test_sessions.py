@@ -193,6 +193,41 @@ def test_resume_that_fails_is_told_and_leaves_it_paused(api, node, runtime):
     assert state_of(api, made["id"]) == "Running"
 
 
+@pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
+def test_delete_of_what_will_not_go_is_stopping_until_it_is_gone(api, node, runtime, monkeypatch, is_paused):
+    monkeypatch.setattr("workers.session_ends._RETRY_SECONDS", 0.5)
+    path = f"/v1/sandboxes/{create(api)['id']}"
+    if is_paused:
+        assert api.client.post(f"{path}/pause").status_code == 202
+    runtime.fails["remove"] = DaemonError("the engine is away")
+    assert api.client.delete(path).status_code == 204
+    until(lambda: runtime.calls.count("remove") >= 4)  # three tries at once, then one now and then
+    status = api.client.get(path).json()["status"]
+    assert status["state"] == "Stopping"
+    assert status["message"] == "the runtime fake of its node does not remove it now: tried until it does"
+    # It is there, and so it counts; what is asked again changes nothing.
+    assert not holds_nothing(api)
+    assert len(runtime.list()) == 1
+    assert api.client.delete(path).status_code == 204
+    assert api.client.get(path).json()["status"]["state"] == "Stopping"
+    runtime.fails.clear()
+    until(lambda: api.client.get(path).status_code == 404)
+    status = api.client.get(f"{path}/record").json()["status"]
+    assert (status["state"], status["reason"]) == ("Terminated", "SANDBOX_DELETED")
+    assert "message" not in status
+    until(lambda: holds_nothing(api))
+    assert runtime.list() == []
+
+
+def test_what_died_and_will_not_go_is_failed_at_once(api, node, runtime):
+    path = f"/v1/sandboxes/{create(api)['id']}"
+    runtime.fails["remove"] = DaemonError("the engine is away")
+    runtime.kill()
+    until(lambda: api.client.get(path).json()["status"]["state"] == "Failed")
+    runtime.fails.clear()
+    node.worker._remove_leftovers()
+
+
 def test_start_that_nobody_foresaw_to_fail_blames_us_and_holds_nothing(api, node, runtime):
     runtime.fails["create"] = LookupError("the unforeseen")
     made = create(api)
