@@ -16,6 +16,7 @@ from runtimes.base import Runtime
 from services.attempt_control import AttemptControl
 from services.attempt_writes import AttemptStatements
 from services.live_sandboxes import NODE_LABEL
+from services.node_capabilities import labels_of_capabilities
 from services.session_sweeping import SessionSweeper
 from services.wake import CANCEL_CHANNEL, Wake
 from tests.support.queue import QueueWorld
@@ -37,12 +38,18 @@ class LiveNode:
         self._wake = Wake(Wake.connect(self._url))
         self.sweeper = SessionSweeper(world.engine, tell_nodes=self._wake.cancelled, tell=self._wake.sandbox)
 
+    def _labels(self) -> dict[str, str]:
+        told = {NODE_LABEL: str(self.id)}
+        for name, runtime in self.runtimes.items():
+            told |= labels_of_capabilities(name, runtime.capabilities())
+        return told
+
     def start(self) -> None:
         """Open a session, adopt what is there, and begin to work."""
         self._stopping = threading.Event()
         self.seat = self._world.session(
             node=self.id,
-            labels={NODE_LABEL: str(self.id)},
+            labels=self._labels(),
             runtimes=sorted(self.runtimes),
             boot_id=boot_id(),
         )

@@ -104,13 +104,13 @@ def code_of(response) -> tuple[int, str]:
 def test_node_that_can_make_none_is_told_at_once(client, own_api, node):
     sandbox = create(client)
     told = labels_of_capabilities("fake", Capabilities(makes_snapshots=False))
-    own_api.world.execute("UPDATE nodes SET labels = labels || %(told)s", told=Jsonb(told))
+    own_api.world.execute("UPDATE nodes SET labels = %(told)s", told=Jsonb(told))
     response = client.post(f"/v1/sandboxes/{sandbox}/snapshots", json={})
     assert code_of(response) == (501, "SNAPSHOT::NOT_IMPLEMENTED")
     assert "run its worker as root" in response.json()["message"]
     assert own_api.rows("SELECT 1 FROM snapshots") == []
     told = labels_of_capabilities("fake", Capabilities())
-    own_api.world.execute("UPDATE nodes SET labels = labels || %(told)s", told=Jsonb(told))
+    own_api.world.execute("UPDATE nodes SET labels = %(told)s", told=Jsonb(told))
     snapshot(client, sandbox)
 
 
