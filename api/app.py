@@ -56,6 +56,7 @@ from core.outbound import AddressGuard
 from core.sealing import make_box
 from core.secret_rules import program_settings
 from core.tracing import configure_tracing, shut_down_tracing
+from services.fresh_endpoints import FreshEndpoints
 from services.log_hub import LogHub
 from services.member_probe import MemberProbe
 from services.tenants import Authenticator
@@ -187,6 +188,7 @@ def build_services(settings: Settings) -> ApiServices:
         box=make_box(settings),
         guard=AddressGuard(settings.webhook_allowed_networks),
         probe=MemberProbe(),
+        endpoints=FreshEndpoints(),
         creators=asyncio.Semaphore(max(1, settings.api_pool_size * 2 // 3)),
     )
 

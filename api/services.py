@@ -27,6 +27,7 @@ from services.batches import BatchService
 from services.blobs import BlobService
 from services.dead_letters import DeadLetterService
 from services.diagnostics import DiagnosticService
+from services.fresh_endpoints import FreshEndpoints
 from services.history import HistoryService
 from services.idempotency import RequestIdentity, hash_request
 from services.live_sandboxes import LiveSandboxService, SandboxPolicy
@@ -72,6 +73,7 @@ class ApiServices:
     box: SecretBox
     guard: AddressGuard
     probe: MemberProbe
+    endpoints: FreshEndpoints
     creators: asyncio.Semaphore
 
     @property

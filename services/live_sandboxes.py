@@ -356,6 +356,15 @@ class LiveSandboxService:
             raise _wrong_state(row, "resumed", "Paused", code="DOCKER::SANDBOX_NOT_PAUSED")
         return self._sandboxes.wish(sandbox_id, WishRow(WireState.RESUMING, "SANDBOX_RESUMING", self._actor))
 
+    def started(self, sandbox_id: UUID) -> tuple[SandboxRow, Endpoint | None]:
+        """Look one up, also after its end; and say where its ports are, if it runs."""
+        row, url, address = self._sandboxes.find_with_ingress(sandbox_id)
+        if row is None:
+            raise SandboxMissingError(sandbox_id)
+        if row.state != WireState.RUNNING or url is None or address is None:
+            return row, None
+        return row, Endpoint(url, address, row.access_token, row.is_secure)
+
     def endpoint(self, sandbox_id: UUID) -> Endpoint:
         """Say where its ports are. Raises EndpointNotReadyError before it runs, WireConflictError, WireFailureError."""
         found, url, address = self._sandboxes.find_with_ingress(sandbox_id)

@@ -136,6 +136,7 @@ def patch_metadata(
 @router.delete("/sandboxes/{sandbox_id}", status_code=204)
 async def delete_sandbox(services: Services, caller: Caller, sandbox_id: SandboxId) -> Response:
     """End it, whatever its state. Waits a short while until nothing is left of it."""
+    services.endpoints.forget(caller.tenant_id, sandbox_id)
     async with watching(services, sandbox_id) as waiter:
         deletion = await run_in_threadpool(_delete, services, caller, sandbox_id)
         if not deletion.is_over:
@@ -260,16 +261,26 @@ def network_policy(services: Services, caller: Caller, sandbox_id: SandboxId) ->
 
 
 async def _wait_for_start(services: ApiServices, caller: Principal, created: Made) -> SandboxRow:
+    def read() -> tuple[SandboxRow, Endpoint | None] | None:
+        with services.engine.begin() as connection:
+            try:
+                return services.sandboxes(connection, caller).started(created.sandbox_id)
+            except SandboxMissingError:
+                return None
+
     services.wake.scheduler()
     async with watching(services, created.sandbox_id) as waiter:
-        row = await waiter.until(
-            _reader(services, caller, created.sandbox_id),
-            lambda row: row.state != WireState.PENDING,
+        found = await waiter.until(
+            read,
+            lambda found: found[0].state != WireState.PENDING,
             seconds=services.settings.sandbox_create_wait_seconds,
             first_wait_seconds=0.0 if created.is_replayed else _UNHEARD_SECONDS,
         )
-    if row is None:
+    if found is None:
         raise SandboxMissingError(created.sandbox_id)
+    row, endpoint = found
+    if endpoint is not None and not created.is_replayed:
+        services.endpoints.note(caller.tenant_id, row.id, endpoint)
     return row
 
 
@@ -313,6 +324,9 @@ async def _find_endpoint(services: ApiServices, caller: Principal, sandbox_id: U
         with services.engine.begin() as connection:
             return services.sandboxes(connection, caller).endpoint(sandbox_id)
 
+    fresh = services.endpoints.find(caller.tenant_id, sandbox_id)
+    if fresh is not None:
+        return fresh
     try:
         return await run_in_threadpool(find)
     except EndpointNotReadyError:
