@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import StartupError
 from launcher.logs import last_lines
 
-__all__ = ["Child", "ChildSpec", "check_call"]
+__all__ = ["ENDINGS", "Child", "ChildSpec", "check_call", "undisturbed"]
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which the launcher is asked to end."""
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 _POLL_SECONDS = 0.02
@@ -101,18 +104,33 @@ class Child:
         self._process.wait()
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let what asks this program to end wait: from the fork until its child is kept, nobody could stop that child.
+
+    For a program without other threads. A child is given the signals back by the shim.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def check_call(spec: ChildSpec, *, timeout_seconds: float) -> None:
     """Run a program to its end under the same rules. Raises StartupError unless it exits with 0 in time."""
-    child = Child.start(spec)
+    child = None
     deadline = time.monotonic() + timeout_seconds
     try:
+        with undisturbed():
+            child = Child.start(spec)
         # Short naps instead of one long wait: a signal handler that raises is then obeyed at once.
         while child.exit_code() is None:
             if time.monotonic() > deadline:
                 raise StartupError(f"{spec.name} did not end within {timeout_seconds:.0f} s; log: {spec.log}")
             time.sleep(_POLL_SECONDS)
     finally:
-        if child.exit_code() is None:
+        if child is not None and child.exit_code() is None:
             child.kill()
     if child.exit_code() != 0:
         raise StartupError(f"{spec.name} failed with {child.describe_end()}")

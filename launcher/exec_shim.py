@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> None:
     if os.getppid() != parent_pid:
         # The parent died before the signal was armed, so it will never come.
         sys.exit("the launcher is gone")
+    # The launcher holds some back while it starts a program.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Python ignores these, and an ignored signal stays ignored over exec.
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from launcher.children import Child, ChildSpec
+from launcher.children import Child, ChildSpec, undisturbed
 from launcher.errors import StartupError
 
 __all__ = ["Service", "start_services", "stop_services", "wait_until_ready"]
@@ -32,7 +32,9 @@ class Service(ABC):
 
     def start(self) -> None:
         """Start the program and return at once. Raises StartupError."""
-        self.child = Child.start(self.spec())
+        spec = self.spec()
+        with undisturbed():
+            self.child = Child.start(spec)
 
     def has_ended(self) -> bool:
         """Whether it was started and has ended since."""

@@ -5,9 +5,9 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["Termination"]
+from launcher.children import ENDINGS
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+__all__ = ["Termination"]
 
 _ECHO_SECONDS = 1.0
 """A Ctrl-C may come twice at once: from the terminal, and again from a wrapper that passes it on."""
@@ -28,7 +28,7 @@ class Termination:
 
     def __enter__(self) -> Self:
         """Install the handlers."""
-        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._handle) for number in ENDINGS}
         return self
 
     def __exit__(

@@ -1,5 +1,9 @@
-"""Official programs that do not share the server's packages, each in a virtual environment of its own."""
+"""Official programs that do not share the server's packages, each in a virtual environment of its own.
 
+`python -m tests.support.client_environment` makes all of them beforehand.
+"""
+
+import contextlib
 import hashlib
 import os
 import shutil
@@ -10,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["client_environment", "newer_python"]
+__all__ = ["client_environment", "harbor_environment", "newer_python"]
 
 _LOCKS = Path(__file__).parents[1] / "clients"
 _INSTALL_SECONDS = 400
@@ -40,6 +44,11 @@ def client_environment(lock: str | Path, *, python: str | None = None) -> Path:
         except FileExistsError:
             shutil.rmtree(making)
     return folder / "bin"
+
+
+def harbor_environment() -> Path:
+    """Give that of Harbor, which wants a newer Python than the server; skips the test where there is none."""
+    return client_environment("requirements-harbor.lock", python=newer_python(minor=12))
 
 
 def newer_python(*, minor: int) -> str:
@@ -79,3 +88,17 @@ def _uv() -> str:
 def _run(*argv: str) -> None:
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_INSTALL_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def main() -> None:
+    """Make all environments."""
+    for lock in sorted(_LOCKS.glob("requirements*.lock")):
+        if lock.name == "requirements-harbor.lock":
+            with contextlib.suppress(pytest.skip.Exception):
+                harbor_environment()
+        else:
+            client_environment(lock.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
 """Worker processes by fork: real ones, without Celery, that start in a tenth of a second and may be killed anywhere.
 
 One process imports everything and then only forks, so that no thread is ever forked along. Run as a program it reads
-a JSON line per worker and answers with its process id.
+a JSON line per worker and answers with its process id; at the end of its input it kills those that are left.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Nursery:
-    """The test's side."""
+    """The test's side: the workers of one test. log: gets what they say. settings: of all of them, by field."""
 
-    def __init__(self, process: "subprocess.Popen[str]", settings: Mapping[str, str]) -> None:
-        self._process = process
+    def __init__(self, log: Path, settings: Mapping[str, str]) -> None:
+        self._log = log
         self._settings = dict(settings)
+        self._pids: list[int] = []
 
     def worker(self, home: Path, *, failpoints: str = "", dies_in: str = "", **settings: str) -> int:
         """Start one; gives its process id. dies_in: `module:Class.method`, killed at the first call of it."""
@@ -37,17 +40,16 @@ class Nursery:
             "settings": {**self._settings, **settings},
             "failpoints": failpoints,
             "dies_in": dies_in,
+            "log": str(self._log),
+            "environment": dict(os.environ),
         }
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self._pids.append(_forker().fork(order))
+        return self._pids[-1]
 
     def wait(self, pid: int, seconds: float = 60.0) -> None:
         """Wait for a worker's end."""
         deadline = time.monotonic() + seconds
-        while Path(f"/proc/{pid}").exists():
+        while _forker().is_parent_of(pid):
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGUSR1)  # it says where it stands
                 raise AssertionError("the worker has not ended")
@@ -55,27 +57,64 @@ class Nursery:
 
     def end(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Signal a worker and wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        if _forker().is_parent_of(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         self.wait(pid)
+
+    def close(self) -> None:
+        """Kill the workers that are left."""
+        for pid in self._pids:
+            self.end(pid)
 
 
 @contextlib.contextmanager
 def running_nursery(log: Path, **settings: str) -> Iterator[Nursery]:
-    """Run the program. log: gets what workers say. settings: of all workers, by field."""
-    with log.open("w") as errors:
-        process = subprocess.Popen(
+    """Have workers forked until the block ends."""
+    log.touch()
+    nursery = Nursery(log, settings)
+    try:
+        yield nursery
+    finally:
+        nursery.close()
+
+
+class _Forker:
+    """The process that forks, for all tests of this one."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.nursery"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=REPOSITORY,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
         )  # fmt: skip
-    with process:
+        atexit.register(self._close)
+
+    def fork(self, order: Mapping[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def is_parent_of(self, pid: int) -> bool:
+        """Whether there still is this worker: its number may be another process's by now."""
         try:
-            yield Nursery(process, settings)
-        finally:
-            # At the end of its input it kills the workers that are left.
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(30)
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return int(text.rpartition(")")[2].split()[1]) == self._process.pid
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+@cache
+def _forker() -> _Forker:
+    return _Forker()
 
 
 def _serve() -> None:
@@ -118,6 +157,12 @@ def _be_worker(order: dict[str, Any]) -> None:
 
 
 def _run_worker(order: dict[str, Any]) -> None:
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(order["environment"])
     faulthandler.register(signal.SIGUSR1)
     from core import failpoints  # noqa: PLC0415
     from core.config import Settings  # noqa: PLC0415

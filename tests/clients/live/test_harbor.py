@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opensandbox.models.sandboxes import SandboxFilter
 
-from tests.support.client_environment import client_environment, newer_python
+from tests.support.client_environment import harbor_environment
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer, live_client
 
@@ -56,7 +56,7 @@ def write_task(folder: Path, name: str, *, image: str, solution: str, agent_seco
 
 @pytest.fixture(scope="session")
 def harbor() -> Path:
-    return client_environment("requirements-harbor.lock", python=newer_python(minor=12)) / "harbor"
+    return harbor_environment() / "harbor"
 
 
 class Job:

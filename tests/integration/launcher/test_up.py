@@ -16,13 +16,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from launcher.embedded import embedded_services
 from launcher.ports import LOOPBACK, find_free_port
 from sandmill import Client, Job, RetryPolicy, Step
 from tests.support.launching import launcher_environment, processes_of, wait_until
+from tests.support.services import THROWAWAY, throwaway_folder
 
 pytestmark = pytest.mark.slow
 
 DEATH_SECONDS = 3.0
+
+KEYS = {"SANDMILL_SERVER_API_KEY": "a-key-of-many-letters", "SANDMILL_SECRET_KEY": "0123456789abcdef" * 2}
 
 
 @dataclass
@@ -110,6 +114,21 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One whose servers are not its own, and whose keys the person has chosen."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with (
+        throwaway_folder(folder / "servers") as place,
+        embedded_services(place, settings=THROWAWAY) as servers,
+        up(
+            folder / "home", "--no-flower", **KEYS,
+            DATABASE_URL=servers.database_url, REDIS_URL=servers.redis_url,
+        ) as found,
+    ):  # fmt: skip
+        yield found
+
+
 def test_everything_answers_once_the_line_is_printed(running):
     assert running.get("/readyz")[0] == 200
     assert running.authorised()
@@ -120,13 +139,12 @@ def test_the_ingress_answers_at_the_address_that_is_told(running):
     assert get(running.ingress, "/status.ok")[0] == 200
 
 
-def test_where_code_of_others_runs_there_is_no_key(tmp_path):
-    keys = {"SANDMILL_SERVER_API_KEY": "a-key-of-many-letters", "SANDMILL_SECRET_KEY": "0123456789abcdef" * 2}
-    with up(tmp_path / "home", "--no-flower", **keys) as running:
-        assert running.get("/v1/batches", Authorization="Bearer a-key-of-many-letters")[0] == 200
-        for part, expected in (("workers", set()), ("ingress", set()), ("uvicorn", set(keys))):
-            environment = Path(f"/proc/{running.pid_of(part)}/environ").read_bytes().decode()
-            assert {name for name in keys if f"{name}=" in environment} == expected, part
+def test_where_code_of_others_runs_there_is_no_key(elsewhere):
+    key = KEYS["SANDMILL_SERVER_API_KEY"]
+    assert elsewhere.get("/v1/batches", Authorization=f"Bearer {key}")[0] == 200
+    for part, expected in (("workers", set()), ("ingress", set()), ("uvicorn", set(KEYS))):
+        environment = Path(f"/proc/{elsewhere.pid_of(part)}/environ").read_bytes().decode()
+        assert {name for name in KEYS if f"{name}=" in environment} == expected, part
 
 
 def test_flower_shows_the_worker_to_who_has_the_password_alone(running):
@@ -216,16 +234,6 @@ def test_programs_that_cannot_start_are_named_and_nothing_stays(tmp_path):
     assert processes_of(home) == []
 
 
-def test_interrupt_stops_everything_quietly(tmp_path):
-    home = tmp_path / "home"
-    with up(home, "--no-flower") as running:
-        assert running.flower is None
-        running.process.send_signal(signal.SIGINT)
-        out, err = running.process.communicate(timeout=30)
-    assert (running.process.returncode, out, err) == (0, "", "")
-    assert processes_of(home) == []
-
-
 def test_interrupt_while_starting_stops_everything_quietly(tmp_path):
     home = tmp_path / "home"
     process = start(home, ["--json", "--port", "0"])
@@ -236,22 +244,24 @@ def test_interrupt_while_starting_stops_everything_quietly(tmp_path):
     assert processes_of(home) == []
 
 
-def test_killed_up_takes_all_along_and_the_next_has_the_same_key(tmp_path):
+def test_killed_up_takes_all_along_and_the_next_has_the_same_key_and_ends_quietly(tmp_path):
     home = tmp_path / "home"
-    port = find_free_port()
-    with up(home, "--port", str(port)) as first:
-        assert first.api == f"http://{LOOPBACK}:{port}"
+    options = ["--no-flower", "--port", str(find_free_port())]
+    with up(home, *options) as first:
+        assert first.api == f"http://{LOOPBACK}:{options[-1]}"
+        assert first.flower is None
         first.process.kill()
         wait_until(lambda: processes_of(home) == [], timeout_seconds=DEATH_SECONDS)
-    with up(home, "--port", str(port)) as second:
+    with up(home, *options) as second:
         assert (second.api, second.api_key) == (first.api, first.api_key)
         assert second.authorised()
+        second.process.send_signal(signal.SIGINT)
+        out, err = second.process.communicate(timeout=30)
+    assert (second.process.returncode, out, err) == (0, "", "")
+    assert processes_of(home) == []
 
 
-def test_external_servers_replace_our_own(tmp_path, own_services):
-    home = tmp_path / "home"
-    urls = {"DATABASE_URL": own_services.database_url, "REDIS_URL": own_services.redis_url}
-    with up(home, "--no-flower", **urls) as running:
-        assert running.authorised()
-        assert sorted(path.name for path in (home / "state").iterdir()) == ["secrets"]
-        assert not [name for name in processes_of(home) if name.startswith(("postgres", "valkey"))]
+def test_external_servers_replace_our_own(elsewhere):
+    assert elsewhere.authorised()
+    assert sorted(path.name for path in (elsewhere.home / "state").iterdir()) == ["secrets"]
+    assert not [name for name in processes_of(elsewhere.home) if name.startswith(("postgres", "valkey"))]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import launcher.children
 from launcher.children import Child, ChildSpec, check_call
 from launcher.errors import StartupError
 from launcher.service import Service, stop_services, wait_until_ready
+from launcher.termination import Termination
 from tests.support.launching import REPOSITORY, wait_until
 
 SHIM = REPOSITORY / "launcher" / "exec_shim.py"
@@ -168,3 +170,49 @@ def test_part_is_asked_to_stop_before_it_is_killed(tmp_path):
     wait_until(lambda: (tmp_path / "part.log").read_text() == "armed\n")
     stop_services([part])
     assert (tmp_path / "part.log").read_text() == "armed\nbye\n"
+
+
+def interrupted_in_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the request to end come when the child is there and nobody has it yet."""
+    spawn = launcher.children._spawn
+
+    def spawn_and_be_asked(*arguments):
+        process = spawn(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(launcher.children, "_spawn", spawn_and_be_asked)
+
+
+def test_part_that_an_interrupt_meets_in_its_start_is_stopped_with_the_others(tmp_path, monkeypatch):
+    script = "trap 'echo bye; exit 0' TERM; echo armed; while :; do sleep 0.05; done"
+    part = Part(shell(tmp_path, script), ready=True)
+    interrupted_in_its_start(monkeypatch)
+    with Termination(), pytest.raises(KeyboardInterrupt):
+        part.start()
+    wait_until(lambda: (tmp_path / "part.log").read_text() == "armed\n")
+    stop_services([part])
+    assert (tmp_path / "part.log").read_text() == "armed\nbye\n"
+
+
+def test_what_is_held_back_in_a_start_is_not_held_back_in_the_part(tmp_path):
+    part = Part(ChildSpec(name="part", argv=("/bin/sleep", "600"), env={}, log=tmp_path / "log"), ready=True)
+    part.start()
+    try:
+        status = Path(f"/proc/{part.child.pid}/status")
+        wait_until(lambda: "Name:\tsleep" in status.read_text())
+        assert "SigBlk:\t0000000000000000" in status.read_text()
+    finally:
+        part.child.kill()
+
+
+def test_program_that_an_interrupt_meets_in_its_start_is_killed(tmp_path, monkeypatch):
+    interrupted_in_its_start(monkeypatch)
+    started = []
+    start = Child.start.__func__
+    monkeypatch.setattr(
+        Child, "start", classmethod(lambda cls, spec: started.append(start(cls, spec)) or started[0])
+    )
+    with Termination(), pytest.raises(KeyboardInterrupt):
+        check_call(shell(tmp_path, "exec sleep 600"), timeout_seconds=10)
+    assert started[0].exit_code() == -signal.SIGKILL
