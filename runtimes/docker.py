@@ -348,9 +348,10 @@ class DockerRuntime(Runtime):
             found = engine.containers(all=True, filters={"label": [SANDBOX_LABEL]})
         handles = [self.handle_of(entry["Id"], entry["Labels"]) for entry in found]
         for handle, entry in zip(handles, found, strict=True):
-            if entry["State"] in ("running", "paused"):
+            limit_bytes = entry["Labels"].get(DISK_LABEL)
+            if limit_bytes and entry["State"] in ("running", "paused") and self._is_of_this_node(handle):
                 with suppress(RunFailure):
-                    self._watch_disk(handle, entry["Labels"].get(DISK_LABEL))
+                    self._watch_disk(handle, limit_bytes)
         return handles
 
     def find(self, name: str) -> SandboxHandle | None:
@@ -589,6 +590,11 @@ class DockerRuntime(Runtime):
         if state["ExitCode"] == _KILLED:
             return "its container was killed from outside, or for want of memory"
         return str(state["Error"])
+
+    def _is_of_this_node(self, handle: SandboxHandle) -> bool:
+        """Whether somebody here has seen it run. Others on the same engine end theirs themselves, and can say why."""
+        record = self._known.get(handle.ref) or self._records.find(handle.name)
+        return record is not None and record.ref == handle.ref
 
     def _watch_disk(
         self, handle: SandboxHandle, limit_bytes: str | int | None, deadline: Deadline | None = None

@@ -216,6 +216,13 @@ def test_disk_of_a_sandbox_that_another_process_made_is_watched(kind, runtime_fo
         wait_for(lambda: "disk limit" in other.runtime.state(box.handle).message, seconds=20)
 
 
+def test_disk_of_a_sandbox_of_another_node_is_left_to_that_node(kind, tmp_path):
+    """Who has ended it is who can say why."""
+    with kind.box(limits={"disk_bytes": 8 << 20}, **LIVE) as box, docker_kind(tmp_path) as other:
+        assert box.handle.name in {handle.name for handle in other.runtime.list()}
+        assert other.runtime._disks is None
+
+
 def test_use_of_a_writable_sandbox_is_told(kind):
     with kind.box(**LIVE) as box:
         box.sh("head -c 5000000 /dev/urandom > /tmp/file; sync")
