@@ -1,6 +1,7 @@
 """Fixtures for all tests, and which of them may run beside each other."""
 
 import os
+import re
 import ssl
 from functools import cache
 from pathlib import Path
@@ -62,10 +63,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return "engine" if _needs_engine(config.rootpath / path) else path
+            return scope_of(config.rootpath, nodeid)
 
     return Scheduling(config, log)
+
+
+def scope_of(root: Path, nodeid: str) -> str:
+    """Name what has to run in one process, one after the other, with this test: the same name, the same process."""
+    path = nodeid.partition("::")[0]
+    if not _needs_engine(root / path):
+        return path
+    if not _WITHOUT_ENGINE.search(nodeid):
+        return "engine"
+    # They share an installation.
+    return "live" if path.startswith("tests/clients/live/") else path
+
+
+_WITHOUT_ENGINE = re.compile(r"\[(local|fake|zygote|bwrap)\b")
+"""In the id of a test: that it is the case of another runtime, in a file that tries the engine as well."""
 
 
 @cache
