@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,8 @@ def interrupted_in_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spawn_and_be_asked(*arguments):
         process = spawn(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
+        # To this thread: unlike the launcher, a process of tests may have others.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         return process
 
     monkeypatch.setattr(launcher.children, "_spawn", spawn_and_be_asked)
