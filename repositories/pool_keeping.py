@@ -126,6 +126,14 @@ WHERE p.tenant_id = %(tenant_id)s
 """
 
 
+# Live sandboxes, members among them, take no slots.
+_IS_TAKING = """
+SELECT EXISTS (
+  SELECT 1 FROM attempts WHERE tenant_id = %(tenant_id)s AND state IN ('dispatched', 'starting') AND slots > 0
+    AND sandbox_name IS NULL AND created_at > clock_timestamp() - make_interval(secs => %(within)s)) AS is_taking
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
     """Trials of one shape of a tenant that wait, members of pools left out. number: of them, or as many as were wanted.
@@ -201,6 +209,11 @@ class PoolKeepingRepository(SqlRepository):
         """What a tenant has waiting, by shape, in the order of their turn. most: of each shape, that are counted."""
         parameters = {"tenant_id": tenant_id, "warm_priority": WARM_PRIORITY, "most": most}
         return [WaitingRow(**row) for row in self._rows(_WAITING, parameters)]
+
+    def is_taking(self, tenant_id: int, *, within_seconds: float) -> bool:
+        """Whether an attempt of a job was placed so lately that it may be about to take a member."""
+        parameters = {"tenant_id": tenant_id, "within": within_seconds}
+        return bool(self._rows(_IS_TAKING, parameters)[0]["is_taking"])
 
     def queued(self, tenant_id: int) -> QueuedMembers:
         """Members that a tenant's pools have asked for and that no node has yet."""

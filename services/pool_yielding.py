@@ -23,6 +23,9 @@ __all__ = ["PoolYielding"]
 _MOST = 50
 """Trials of one shape that are looked at: more do not start at once."""
 
+_TAKING_SECONDS = 5.0
+"""From its placement on an attempt takes a member within some hundredths of a second, if it takes one."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
@@ -62,14 +65,17 @@ class PoolYielding:
         # Those first that nothing waits for.
         pools.sort(key=lambda pool: ((pool.runtime, pool.job_key) in keys, pool.id))
         offered = {(pool.runtime, pool.job_key) for pool in pools if pool.free}
-        wanted = [(_wanted_by(row), 1 if _is_offered(row, offered) else row.number) for row in waiting]
+        # Whoever is about to take one gives the next its place back: that needs no member to go.
+        at_once = 0 if self._keeping.is_taking(self._tenant_id, within_seconds=_TAKING_SECONDS) else 1
+        wanted = [(_wanted_by(row), at_once if _is_offered(row, offered) else row.number) for row in waiting]
         yielding = give_way(
             wanted,
             _left_of(standing),
             [(pool.each, pool.free) for pool in pools],
             going=[pool.each for pool in pools for _ in range(pool.going)],
         )
-        if not yielding.is_blocked:
+        comes_soon = not at_once and any(_is_offered(row, offered) for row in waiting)
+        if not yielding.is_blocked and not comes_soon:
             return None
         return {pool.id: number for pool, number in zip(pools, yielding.pools, strict=True)}
 

@@ -466,6 +466,21 @@ def test_jobs_that_can_have_a_member_take_it_once_there_is_room_for_one(world, n
     thread.join()
 
 
+def test_nothing_goes_while_an_attempt_is_about_to_take_a_member(world, node):
+    tenant = world.tenant("small", max_running=3)
+    assert len(filled(world, tenant, node)) == 2
+    world.trials(tenant)
+    world.dispatcher.tick()
+    assert len(node.rung()) == 1  # placed, and nothing taken yet
+    world.trials(tenant)
+    keep(node)
+    assert reasons(world) == []
+    # One that has been placed for long takes none any more.
+    world.execute("UPDATE attempts SET created_at = created_at - interval '6 seconds' WHERE slots > 0")
+    keep(node)
+    assert reasons(world) == ["POOL_GAVE_WAY"]
+
+
 @pytest.mark.parametrize("why", ["paused", "queue", "never", "no-node"])
 def test_nothing_goes_for_what_would_not_start_all_the_same(world, node, why):
     tenant = world.tenant("small", max_running=3, max_cpu_millicores=2000)

@@ -6,6 +6,7 @@ import pytest
 from core.errors import RuntimeUnavailableError
 from runtimes.local.config import LocalConfig
 from runtimes.local.preparation import has_zygote
+from runtimes.local.runtime import LocalRuntime
 
 EXECUTOR = "executor zygote (SANDMILL_LOCAL_EXECUTOR) needs root, and host users from 7000000 on: use auto"
 DISK = "disk file (SANDMILL_LOCAL_DISK) needs root, and host users from 7000000 on: use memory"
@@ -33,3 +34,7 @@ def test_what_needs_root_is_refused_by_the_name_of_what_was_set(choices, message
 
 def test_without_root_the_default_is_no_zygote():
     assert not has_zygote(make_config(), as_root=False)
+
+
+def test_without_a_zygote_no_snapshots_are_offered():
+    assert not LocalRuntime(make_config(executor="bwrap")).capabilities().makes_snapshots
