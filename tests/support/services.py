@@ -88,17 +88,14 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 def own_services(tmp_path) -> Iterator[EmbeddedServices]:
     """A pair of servers of this test's own, to be stopped and killed at will."""
-    with (
-        throwaway_folder(tmp_path / "own") as folder,
-        embedded_services(folder, settings=THROWAWAY) as embedded,
-    ):
+    with embedded_services(tmp_path / "own", settings=THROWAWAY) as embedded:
         yield embedded
 
 
 @contextlib.contextmanager
 def throwaway_folder(instead: Path) -> Iterator[Path]:
     """Give a folder in memory and remove it in the end; `instead`, which stays, where there is little memory."""
-    prefix = "sandmill-test-"
+    prefix = "tests-of-sandmill-"
     if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _MEMORY_BYTES:
         yield instead
         return
