@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.live_sandboxes import NewSandbox, SandboxPolicy
 from services.pool_plan import Capacity
+from services.pool_yielding import PoolYielding
 from services.runtime_offers import labels_needed
 from services.sandbox_errors import PoolMissingError, WireConflictError, WireInvalidError
 from services.session_spec import SessionSpec
@@ -44,6 +45,7 @@ DELETED = "POOL_DELETED"
 _AT_CLAIM = frozenset({"metadata", "extensions", "timeout_seconds", "renew_seconds", "is_secure"})
 """What a sandbox can still be given when it runs already."""
 _POLICY = SandboxPolicy()
+_NO_ROOM = "the tenant's quotas have no room now for another member beside an attempt that takes one"
 _IN_KEY = frozenset({"spec", "image", "entrypoint", "runtime", "platform", "node_labels"})
 
 
@@ -122,7 +124,14 @@ class PoolService:
         return end_members(self._connection, ended, DELETED)
 
     def _with_counts(self, pool: PoolRow) -> KeptPool:
-        return KeptPool(pool, self._keeping.counts(pool.id, max_age_seconds=self._max_age_seconds))
+        counts = self._keeping.counts(pool.id, max_age_seconds=self._max_age_seconds)
+        wanted = min(max(pool.buffer_min, pool.pool_min), pool.pool_max)
+        is_short = counts.free + counts.starting < wanted
+        if counts.problem is None and is_short and pool.spec.get("job_workdir") is not None:
+            yielding = PoolYielding(self._connection, pool.tenant_id, self._policy)
+            if yielding.room_for(pool) == 0:
+                counts = replace(counts, problem=_NO_ROOM)
+        return KeptPool(pool, counts)
 
     def _check_offered(self, new: NewSandbox) -> None:
         try:

@@ -412,6 +412,20 @@ def test_a_pool_leaves_room_for_the_attempt_that_takes_a_member(world, node):
     assert reasons(world) == ["POOL_GIVEN_TO_JOB"] * 3
 
 
+def test_a_pool_says_that_quotas_leave_it_no_room(world, node):
+    tenant = world.tenant("small", max_running=1)
+
+    def problem() -> str | None:
+        return pool_service(world, tenant, lambda pools: pools.get("p")).counts.problem
+
+    assert filled(world, tenant, node) == []
+    assert "no room now for another member" in (problem() or "")
+    world.execute("UPDATE tenants SET max_running = 3 WHERE id = %(id)s", id=tenant)
+    assert problem() is None
+    node.turn()
+    assert problem() is None
+
+
 @pytest.mark.parametrize(
     ("quota", "members"),
     [
