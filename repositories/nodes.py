@@ -20,7 +20,8 @@ SELECT n.runtimes, n.cpu_millicores, n.memory_bytes, n.gpu, n.labels FROM nodes 
 """
 
 _LABELS = f"""
-SELECT n.labels FROM nodes n WHERE %(runtime)s = ANY(n.runtimes) AND {TAKES_WORK}
+SELECT n.labels, n.cpu_millicores >= %(cpu)s AND n.memory_bytes >= %(memory)s AND n.gpu >= %(gpu)s AS is_large_enough
+FROM nodes n WHERE %(runtime)s = ANY(n.runtimes) AND {TAKES_WORK}
 """
 
 _LABELS_OF = "SELECT labels FROM nodes WHERE id = %(node_id)s"
@@ -74,9 +75,16 @@ class NodeReadRepository(SqlRepository):
             for row in self._rows(_OFFERS, {"label": label})
         }
 
-    def labels(self, runtime: str) -> list[dict[str, str]]:
-        """Labels of all nodes that offer a runtime and take work now, in no order."""
-        return [row["labels"] for row in self._rows(_LABELS, {"runtime": runtime})]
+    def labels(
+        self, runtime: str, *, cpu_millicores: int, memory_bytes: int, gpu: int
+    ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Labels of nodes that offer a runtime and take work now: of those that have so much, and of the others."""
+        parameters = {"runtime": runtime, "cpu": cpu_millicores, "memory": memory_bytes, "gpu": gpu}
+        rows = self._rows(_LABELS, parameters)
+        large, small = (
+            [row["labels"] for row in rows if row["is_large_enough"] is wanted] for wanted in (True, False)
+        )
+        return large, small
 
     def labels_of(self, node_id: UUID) -> dict[str, str]:
         """Labels of one node, also of one that is away; none of one that was never there."""

@@ -28,9 +28,9 @@ from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.jobspec import Resources
-from services.node_capabilities import asks_for_capabilities, labels_asked
+from services.node_capabilities import asks_for_capabilities
 from services.queue_room import QueueRoom
-from services.runtime_offers import Reserved, labels_needed
+from services.runtime_offers import Reserved, capability_labels, labels_needed
 from services.sandbox_caps import DEFAULT_CAPS, SandboxCaps
 from services.sandbox_errors import (
     EndpointNotReadyError,
@@ -226,9 +226,14 @@ class LiveSandboxService:
         if not asks_for_capabilities(new.spec):
             return new
         runtime = new.runtime or self._policy.default_runtime
-        nodes = NodeReadRepository(self._connection).labels(runtime)
         try:
-            labels = labels_asked(new.spec, runtime, nodes, others=new.node_labels)
+            labels = capability_labels(
+                NodeReadRepository(self._connection),
+                new.spec,
+                runtime,
+                reserved=self._policy.reserved(new.spec.resources),
+                others=new.node_labels,
+            )
         except WireInvalidError:
             return new
         return replace(new, node_labels={**new.node_labels, **labels})

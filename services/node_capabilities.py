@@ -58,20 +58,29 @@ def asks_for_capabilities(spec: SessionSpec) -> bool:
     return spec.oci_runtime is not None or any(volume.host_path is not None for volume in spec.volumes)
 
 
-def labels_asked(spec: SessionSpec, runtime: str, nodes: Sequence[Labels], *, others: Labels) -> Labels:
+def labels_asked(
+    spec: SessionSpec,
+    runtime: str,
+    nodes: Sequence[Labels],
+    *,
+    others: Labels,
+    too_small: Sequence[Labels] = (),
+) -> Labels:
     """Give the labels a node must have so that a sandbox can start there. Pure.
 
-    nodes: labels of those that offer the runtime and take work now. others: labels that its node must have besides.
+    nodes: labels of those that offer the runtime, take work now and are large enough. too_small: of those that are not.
+    others: labels that its node must have besides.
     Raises WireInvalidError that names the field if none of the nodes has what is asked for, or none has all of it.
     """
-    if not nodes or any(_top(runtime) not in node for node in nodes):
+    everywhere = [*nodes, *too_small]
+    if any(_top(runtime) not in node for node in everywhere):
         return {}
     left = [node for node in nodes if others.items() <= node.items()]
     if not left:
-        return {}  # the one that it is bound to is away, and nobody knows what it can do
+        return {}  # the one that it is bound to, or that is large enough, is away, and nobody knows what it can do
     chosen: dict[str, str] = {}
     for ask in _asks_of(spec, runtime):
-        names = Counter(name for node in nodes for name in _names_below(node, ask.place))
+        names = Counter(name for node in everywhere for name in _names_below(node, ask.place))
         if not any(ask.fits(name) for name in names):
             raise WireInvalidError(ask.code, ask.refusal(sorted(names)), field=ask.field)
         names = Counter(name for node in left for name in _names_below(node, ask.place) if ask.fits(name))

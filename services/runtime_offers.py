@@ -12,7 +12,7 @@ from services.node_capabilities import asks_for_capabilities, labels_asked
 from services.sandbox_errors import WireInvalidError
 from services.session_spec import SessionSpec
 
-__all__ = ["PLATFORM_LABEL", "Reserved", "labels_needed"]
+__all__ = ["PLATFORM_LABEL", "Reserved", "capability_labels", "labels_needed"]
 
 PLATFORM_LABEL = "sandmill/platform"
 """Every node has this label, e.g. `linux/amd64`; what is only for one platform asks for it."""
@@ -75,7 +75,28 @@ def labels_needed(
     labels = {} if spec.platform is None else _platform_label(spec.platform, runtime, offer)
     if not needs_capabilities:
         return labels
-    return {**labels, **labels_asked(spec, runtime, nodes.labels(runtime), others={**others, **labels})}
+    return {
+        **labels,
+        **capability_labels(nodes, spec, runtime, reserved=reserved, others={**others, **labels}),
+    }
+
+
+def capability_labels(
+    nodes: NodeReadRepository,
+    spec: SessionSpec,
+    runtime: str,
+    *,
+    reserved: Reserved,
+    others: Mapping[str, str],
+) -> Mapping[str, str]:
+    """Give the labels by which a node says that it can do what a sandbox asks for. Raises WireInvalidError."""
+    large, small = nodes.labels(
+        runtime,
+        cpu_millicores=reserved.cpu_millicores,
+        memory_bytes=reserved.memory_bytes,
+        gpu=max(0, spec.resources.gpu),
+    )
+    return labels_asked(spec, runtime, large, others=others, too_small=small)
 
 
 def _refuse_too_large(reserved: Reserved, runtime: str, offer: RuntimeOffer) -> None:

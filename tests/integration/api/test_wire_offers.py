@@ -181,6 +181,17 @@ def test_oci_runtime_and_folders_are_held_against_nodes_that_take_work(api):
     assert labels_of(api, post(api, extensions=gvisor)) == {}
 
 
+def test_what_only_a_small_node_can_do_is_not_for_large_sandboxes(api):
+    gvisor = {**ON_DOCKER, "sandmill.oci-runtime": "runsc"}
+    for cores, names in ((4000, ["runc"]), (1000, ["runc", "runsc"])):
+        told = labels_of_capabilities("docker", Capabilities(oci_runtimes=names))
+        api.world.session(runtimes=["docker"], labels=told, cpu_millicores=cores)
+    assert post(api, extensions=gvisor, resourceLimits={"cpu": "10"}).status_code == 202
+    limits = {"cpu": "11"}  # a tenth is reserved
+    refused(api, "extensions.sandmill.oci-runtime", "together", extensions=gvisor, resourceLimits=limits)
+    assert post(api, extensions=ON_DOCKER, resourceLimits=limits).status_code == 202
+
+
 CAPS = [("pids", "4096", "4097"), ("disk", "102400Mi", "102401Mi")]
 
 

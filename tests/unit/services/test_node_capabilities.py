@@ -117,6 +117,16 @@ def test_what_no_one_node_has_together_is_refused():
     assert "together" in error.message
 
 
+def test_what_only_nodes_have_that_are_too_small_is_refused():
+    gvisor, plain = node(oci_runtimes=("runsc",)), node()
+    spec = wanted(oci_runtime="runsc")
+    with pytest.raises(WireInvalidError, match="together") as caught:
+        labels_asked(spec, "docker", [plain], others={}, too_small=[gvisor])
+    assert caught.value.field == "extensions.sandmill.oci-runtime"
+    # Where none is large enough that is here, the one that is may be away.
+    assert labels_asked(spec, "docker", [], others={}, too_small=[gvisor]) == {}
+
+
 @pytest.mark.parametrize(
     ("nodes", "others"),
     [([], {}), ([node(), {}], {}), ([node(zone="a")], {"zone": "b"})],
