@@ -21,7 +21,9 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 # 1,000 tenants.
 _LOCK = """
 SELECT pg_advisory_xact_lock(%(lock)s), set_config('enable_sort', 'off', true),
-       set_config('enable_incremental_sort', 'off', true), set_config('plan_cache_mode', 'force_custom_plan', true)
+       set_config('enable_incremental_sort', 'off', true), set_config('plan_cache_mode', 'force_custom_plan', true),
+       set_config('synchronous_commit',
+                  CASE WHEN %(is_durable)s THEN current_setting('synchronous_commit') ELSE 'off' END, true)
 """
 
 _NODES = f"""
@@ -132,13 +134,16 @@ class SpareRow:
 class DispatchRepository(SqlRepository):
     """Statements that admit, place, ring, recall and reap."""
 
-    def lock(self) -> None:
+    def lock(self, *, is_durable: bool = True) -> None:
         """Wait for the dispatch lock, held until the end of the transaction.
+
+        is_durable False: its commit does not wait for the disk. What is then done on the strength of it does, and the log
+        is written in order; see docs/decisions/0029.
 
         Must be the first statement: the next one then takes a snapshot in which all of the previous holder's work
         is seen (READ COMMITTED). Lock and count in one statement would count from a snapshot older than the lock.
         """
-        self._rows(_LOCK, {"lock": _DISPATCH_LOCK})
+        self._rows(_LOCK, {"lock": _DISPATCH_LOCK, "is_durable": is_durable})
 
     def nodes(self) -> list[NodeRoom]:
         """All nodes with a live session, with what is free on each."""

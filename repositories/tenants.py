@@ -36,10 +36,16 @@ UPDATE api_keys SET revoked_at = clock_timestamp()
 WHERE id = %(id)s AND tenant_id = %(tenant_id)s AND revoked_at IS NULL
 """
 
-# What runs may come back to wait, so it counts as well: then only submissions make it more.
-_FITS_SURELY = """
+# Not the tenant's row: changes of its limits, and its references, have to wait for nobody.
+_LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended('sandmill.queue', %(tenant_id)s))"
+
+# What runs may come back to wait, so it counts as well: then only submissions make it more. The lock is taken before
+# the row is changed, and the row is looked at again if somebody has changed it meanwhile. Where it does not fit, the
+# lock may not have been taken.
+_FITS_SURELY = f"""
+WITH locked AS MATERIALIZED ({_LOCK_QUEUE})
 UPDATE queue_bounds b SET at_most = b.at_most + %(trials)s
-FROM tenants t WHERE t.id = %(tenant_id)s AND b.tenant_id = t.id AND b.at_most + %(trials)s <= t.max_queued
+FROM tenants t, locked WHERE t.id = %(tenant_id)s AND b.tenant_id = t.id AND b.at_most + %(trials)s <= t.max_queued
 RETURNING b.at_most
 """
 
@@ -66,10 +72,6 @@ SELECT t.max_queued, (SELECT count(*) FROM attempts a WHERE a.tenant_id = t.id A
      WHERE tenant_id = t.id AND tail_count > 0 AND tail_outcome IS NULL) AS room
 FROM tenants t WHERE t.id = %(tenant_id)s
 """
-
-
-# Not the tenant's row: changes of its limits, and its references, have to wait for nobody.
-_LOCK_QUEUE = "SELECT pg_advisory_xact_lock(hashtextextended('sandmill.queue', %(tenant_id)s))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class TenantRepository(SqlRepository):
         return self._row(_MAY_FIT_SURELY, {"tenant_id": tenant_id, "trials": trials}) is not None
 
     def add_to_bound(self, tenant_id: int, trials: int) -> bool:
-        """Note so many more if they certainly fit. Needs the lock of the queue."""
+        """Note so many more if they certainly fit; then nobody else counts the queue until the transaction ends."""
         return self._row(_FITS_SURELY, {"tenant_id": tenant_id, "trials": trials}) is not None
 
     def set_bound(self, tenant_id: int, at_most: int) -> None:

@@ -71,7 +71,7 @@ class Dispatcher:
         """
         with TICK_SECONDS.time(), self._engine.begin() as connection:
             repository = DispatchRepository(connection)
-            repository.lock()
+            repository.lock(is_durable=False)
             failpoint("dispatch.after_lock")
             nodes, has_capped = repository.look()
             bells = self._start(connection, nodes, has_capped=has_capped)

@@ -31,9 +31,9 @@ class QueueRoom:
         """
         if not trials:
             return
-        self._tenants.lock_queue(self._tenant_id)
         if self._tenants.add_to_bound(self._tenant_id, trials):
             return
+        self._tenants.lock_queue(self._tenant_id)
         found = self._tenants.queue_room(self._tenant_id)
         if found.room < 0:
             raise _full()

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "counting without the lock before it",
         "repositories/dispatch.py",
-        '        self._rows(_LOCK, {"lock": _DISPATCH_LOCK})',
+        '        self._rows(_LOCK, {"lock": _DISPATCH_LOCK, "is_durable": is_durable})',
         "        self._connection.exec_driver_sql('SELECT 1')",
         (f"{QUEUE}/test_interleavings.py::test_dispatch_and_dispatch_keep_the_quota",),
     ),

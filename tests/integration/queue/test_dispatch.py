@@ -2,12 +2,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import Connection
 
+from core.database import fetch_rows
 from repositories.dispatch import DispatchRepository
 from repositories.fair_share import FairShareRepository, PickLimits
 from services.batch_verbs import BatchVerbService
 from tests.support.queue import QueueWorld
-from tests.support.statements import noting_statements
+from tests.support.statements import after_statements, noting_statements
 
 
 def test_queued_trial_becomes_a_bell_for_a_node_with_room(world: QueueWorld):
@@ -241,3 +243,22 @@ def test_cancel_locks_trials_by_id_as_dispatch_does(world: QueueWorld):
                 assert not cancelled.done()
             dispatch.exec_driver_sql(lock, {"id": last})
         assert cancelled.result() == 2
+
+
+def test_only_the_tick_that_dispatches_does_not_wait_for_the_disk(world: QueueWorld):
+    """Whatever is done on the strength of a dispatch waits by itself; see docs/decisions/0029."""
+    ask = "SELECT current_setting('synchronous_commit') AS value"
+    found = []
+
+    def note(connection: Connection, sql: str, _: object) -> None:
+        if "INSERT INTO attempts" in sql:
+            found.append(fetch_rows(connection, ask, {})[0]["value"])
+
+    world.session()
+    world.trials(world.tenant())
+    with after_statements(note):
+        assert world.dispatcher.tick() == 1
+    assert found == ["off"]
+    with world.engine.begin() as connection:
+        DispatchRepository(connection).lock()
+        assert fetch_rows(connection, ask, {}) == [{"value": "on"}]

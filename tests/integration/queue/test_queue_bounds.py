@@ -4,6 +4,7 @@ import contextlib
 import random
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from core.errors import QuotaExceededError
 from repositories.tenants import TenantRepository
@@ -138,3 +139,17 @@ def test_the_bound_is_never_too_low(batches: BatchWorld, seed: int):
             rng.choice(actions)()
         assert waiting(batches) <= 60
         assert at_most(batches) is None or at_most(batches) >= waiting(batches)
+
+
+def test_nobody_counts_while_somebody_has_added_and_not_yet_committed(batches: BatchWorld):
+    """Else the count would miss what was added, and the bound that is noted after it would be too low."""
+    batches.submit(job("a", 3))
+    with batches.world.engine.begin() as adding:
+        assert TenantRepository(adding).add_to_bound(batches.tenant, 2)
+        with batches.world.engine.begin() as counting:
+            counting.exec_driver_sql("SET LOCAL lock_timeout = '50ms'")
+            with pytest.raises(OperationalError, match="lock timeout"):
+                TenantRepository(counting).lock_queue(batches.tenant)
+    with batches.world.engine.begin() as counting:
+        TenantRepository(counting).lock_queue(batches.tenant)
+    assert at_most(batches) == 5
