@@ -60,8 +60,9 @@ SELECT c.id AS attempt_id, c.trial_id, c.fence, c.number, c.tenant_id, t.index, 
        extract(epoch FROM clock_timestamp() - t.queued_at)::float8 AS waited_seconds,
        extract(epoch FROM c.run_deadline - clock_timestamp())::float8 AS run_left_seconds,
        extract(epoch FROM clock_timestamp() - c.claimed_at)::float8 AS elapsed_seconds, c.state, c.progress,
-       c.sandbox_name AS given_sandbox
+       c.sandbox_name AS given_sandbox, s.image_auth, s.pool_id
 FROM {source} c JOIN trials t ON t.id = c.trial_id JOIN jobs j ON j.id = t.job_id
+LEFT JOIN sandbox_sessions s ON s.trial_id = c.trial_id
 """
 
 _CLAIM_NOW = _CLAIM + _CLAIMED.format(source="claimed")
@@ -198,7 +199,8 @@ class ClaimedAttempt:
     total_left_seconds: until the trial's total deadline; None before the first start. start_left_seconds: until the
     attempt has to be running. run_left_seconds: until its steps have to be over, once it is. elapsed_seconds: since the
     first claim. All by the database's clock, at the claim. state, progress: of one that was adopted; a new one is in
-    state `starting`. given_sandbox: the name of the sandbox it was given out of a warm pool, if it was.
+    state `starting`. given_sandbox: the name of the sandbox it was given out of a warm pool, if it was. image_auth,
+    pool_id: of a live sandbox, for its image's registry and sealed; the pool of which it is a member.
     """
 
     attempt_id: UUID
@@ -227,6 +229,8 @@ class ClaimedAttempt:
     state: str = "starting"
     progress: dict[str, Any] | None = None
     given_sandbox: str | None = None
+    image_auth: bytes | None = None
+    pool_id: UUID | None = None
 
     @property
     def sandbox_name(self) -> str:

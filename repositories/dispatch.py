@@ -137,8 +137,8 @@ class DispatchRepository(SqlRepository):
     def lock(self, *, is_durable: bool = True) -> None:
         """Wait for the dispatch lock, held until the end of the transaction.
 
-        is_durable False: its commit does not wait for the disk. What is then done on the strength of it does, and the log
-        is written in order; see docs/decisions/0029.
+        is_durable False: its commit does not wait for the disk. What is then done on the strength of it does, and the
+        log is written in order; see docs/decisions/0029.
 
         Must be the first statement: the next one then takes a snapshot in which all of the previous holder's work
         is seen (READ COMMITTED). Lock and count in one statement would count from a snapshot older than the lock.

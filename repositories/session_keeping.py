@@ -1,18 +1,14 @@
 """SQL by which nodes and the scheduler keep live sandboxes: started, obeyed, expired, ended."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from uuid import UUID
 
 from repositories.attempts import ClaimedAttempt
 from repositories.base import SqlRepository
 
-__all__ = ["Asks", "ExpiredSandbox", "KeptSandbox", "SessionKeepingRepository", "Wish"]
+__all__ = ["Asks", "ExpiredSandbox", "SessionKeepingRepository", "Wish"]
 
-_DETAILS = """
-SELECT s.state, s.access_token, s.image_auth, s.expires_at, s.sandbox_name, s.pool_id
-FROM sandbox_sessions s WHERE s.trial_id = %(trial_id)s
-"""
+_STATE = "SELECT state FROM sandbox_sessions WHERE trial_id = %(trial_id)s"
 
 _STAGE = """
 UPDATE sandbox_sessions SET node_id = %(node_id)s, state_reason = %(reason)s, state_message = %(message)s
@@ -156,18 +152,6 @@ ORDER BY s.trial_id LIMIT 500 FOR NO KEY UPDATE OF s SKIP LOCKED
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSandbox:
-    """What the node needs of a session beside its spec. image_auth: sealed."""
-
-    state: str
-    access_token: str
-    image_auth: bytes | None
-    expires_at: datetime | None
-    sandbox_name: str | None
-    pool_id: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Wish:
     """What is wished of a sandbox: state is Pausing, Resuming or Stopping."""
 
@@ -207,10 +191,10 @@ class OrphanedSandbox:
 class SessionKeepingRepository(SqlRepository):
     """Live sandboxes of all tenants, for nodes and the scheduler."""
 
-    def details(self, trial_id: UUID) -> KeptSandbox | None:
-        """Look up what the node needs. None: the trial is no live sandbox's."""
-        row = self._row(_DETAILS, {"trial_id": trial_id})
-        return None if row is None else KeptSandbox(**row)
+    def state(self, trial_id: UUID) -> str | None:
+        """Give its state on the wire. None: the trial is no live sandbox's."""
+        row = self._row(_STATE, {"trial_id": trial_id})
+        return None if row is None else str(row["state"])
 
     def note_stage(self, trial_id: UUID, node_id: UUID, reason: str, message: str | None) -> None:
         """Say what a start is at, while it is pending."""

@@ -10,7 +10,6 @@ from core.metrics import SANDBOX_START_SECONDS
 from core.sealing import SecretBox
 from core.tracing import span
 from repositories.attempts import ClaimedAttempt
-from repositories.session_keeping import KeptSandbox
 from runtimes.base import (
     ImageAuth,
     Runtime,
@@ -67,7 +66,6 @@ def start_sandbox(
 def to_sandbox_spec(
     claimed: ClaimedAttempt,
     spec: SessionSpec,
-    kept: KeptSandbox,
     *,
     box: SecretBox,
     node_id: UUID,
@@ -83,8 +81,8 @@ def to_sandbox_spec(
         made = _for_jobs(claimed.sandbox_name, spec, spec.job_workdir, labels)
         return replace(made, ready_seconds=ready_seconds)
     auth = None
-    if kept.image_auth is not None:
-        secret = box.unseal(kept.image_auth, purpose=image_auth_purpose(claimed.trial_id)).decode()
+    if claimed.image_auth is not None:
+        secret = box.unseal(claimed.image_auth, purpose=image_auth_purpose(claimed.trial_id)).decode()
         auth = ImageAuth(*secret.split("\0", 1))
     return SandboxSpec(
         name=claimed.sandbox_name,

@@ -86,12 +86,8 @@ class SessionStarter:
         runtime = self._parts.runtimes.get(claimed.runtime)
         control.is_kept = runtime is not None and runtime.outlives
         is_new = claimed.state == AttemptState.STARTING
-        pool_id = None
         try:
-            if is_new:
-                handle, pool_id = self._make(start, writer, runtime)
-            else:
-                handle = find_sandbox(runtime, claimed)
+            handle = self._make(start, runtime) if is_new else find_sandbox(runtime, claimed)
         except SandmillError as error:
             self._fail(start, error, is_new=is_new)
             return False
@@ -115,11 +111,12 @@ class SessionStarter:
         failpoint("session.after_running")
         self._kept.add(live)
         self._on_running(live)
-        if pool_id is None:
+        if is_new and claimed.pool_id is None:
             self._tell_started(claimed.trial_id)
         else:
             self._parts.tell(claimed.trial_id)
-            self._parts.tell(pool_id)  # for those who wait for a member
+        if is_new and claimed.pool_id is not None:
+            self._parts.tell(claimed.pool_id)  # for those who wait for a member
         # A wish or a stop that came meanwhile found nobody.
         self._parts.wake()
         return True
@@ -144,20 +141,13 @@ class SessionStarter:
             live.runtime.remove(live.handle)
         self._parts.wake()
 
-    def _make(
-        self, start: SandboxStart, writer: AttemptWriter, runtime: Runtime | None
-    ) -> tuple[SandboxHandle, UUID | None]:
-        """Make the sandbox; gives the pool, too, of which it is a member."""
+    def _make(self, start: SandboxStart, runtime: Runtime | None) -> SandboxHandle:
         claimed = start.claimed
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
-        kept = writer.ask(lambda connection: SessionKeepingRepository(connection).details(claimed.trial_id))
-        if kept is None:
-            raise RuntimeUnavailableError("the record of this sandbox is gone")
         spec = to_sandbox_spec(
             claimed,
             SessionSpec.from_json(claimed.spec),
-            kept,
             box=self._box,
             node_id=self._parts.node_id,
             session_id=start.session_id,
@@ -176,7 +166,7 @@ class SessionStarter:
             made = next((each for each in runtime.list() if each.name == spec.name), None)
             if made is None:
                 raise RuntimeUnavailableError("it was ended before it was started")
-            return made, kept.pool_id
+            return made
         handle = start_sandbox(
             runtime, spec, timeout_seconds=claimed.start_left_seconds, notes=ProgressNotes(note)
         )
@@ -186,7 +176,7 @@ class SessionStarter:
             except BaseException:
                 remove_sandbox(runtime, handle)
                 raise
-        return handle, kept.pool_id
+        return handle
 
     def _mark_running(self, live: LiveSandbox, writer: AttemptWriter) -> None:
         claimed = live.claimed
@@ -201,12 +191,12 @@ class SessionStarter:
 
     def _let_go_on(self, live: LiveSandbox, writer: AttemptWriter) -> None:
         """See whether an adopted one stands still; one that an earlier process had stop for a snapshot goes on."""
-        kept = writer.ask(
-            lambda connection: SessionKeepingRepository(connection).details(live.claimed.trial_id)
+        state = writer.ask(
+            lambda connection: SessionKeepingRepository(connection).state(live.claimed.trial_id)
         )
         with suppress(RunFailure):
             live.is_paused = live.runtime.state(live.handle).phase == "paused"
-            if live.is_paused and kept is not None and kept.state == "Running":
+            if live.is_paused and state == "Running":
                 live.runtime.resume(live.handle)
                 live.is_paused = False
                 log.info("sandbox_thawed", trial_id=str(live.claimed.trial_id))

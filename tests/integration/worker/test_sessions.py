@@ -243,8 +243,8 @@ def test_start_that_nobody_foresaw_to_fail_blames_us_and_holds_nothing(api, node
 
 
 def test_endpoint_where_no_ingress_runs_is_told(api, node):
-    made = create(api)
     api.world.execute("UPDATE nodes SET ingress_url = NULL, ingress_address = NULL")
+    made = create(api)
     response = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/8080")
     answer = (response.status_code, response.json()["code"])
     assert answer == (500, "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE")

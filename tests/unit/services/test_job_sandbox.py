@@ -8,7 +8,6 @@ import pytest
 
 from core.sealing import SecretBox
 from repositories.attempts import ClaimedAttempt
-from repositories.session_keeping import KeptSandbox
 from runtimes.base import ImageAuth, ResourceLimits, SandboxSpec, VolumeClaim, VolumeMount
 from services.job_sandbox import sandbox_key, to_job_sandbox
 from services.jobspec import JobSpec, Resources
@@ -67,10 +66,9 @@ def claimed(spec: SessionSpec) -> ClaimedAttempt:
 
 
 def made(spec: SessionSpec) -> SandboxSpec:
-    kept = KeptSandbox("Pending", "token", None, None, None)
     box = SecretBox("a secret of at least thirty-two characters")
     ids = {"node_id": UUID(int=5), "session_id": UUID(int=6)}
-    return to_sandbox_spec(claimed(spec), spec, kept, box=box, ready_seconds=7.0, **ids)
+    return to_sandbox_spec(claimed(spec), spec, box=box, ready_seconds=7.0, **ids)
 
 
 def test_a_member_for_jobs_is_made_as_a_job_that_says_the_same():

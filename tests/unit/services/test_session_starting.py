@@ -2,7 +2,6 @@ import uuid
 
 from core.sealing import SecretBox
 from repositories.attempts import ClaimedAttempt
-from repositories.session_keeping import KeptSandbox
 from runtimes.base import SandboxSpec
 from services.jobspec import Resources
 from services.session_spec import SessionSpec
@@ -35,11 +34,9 @@ def spec_of() -> SandboxSpec:
         traceparent=None,
         waited_seconds=0.0,
     )
-    kept = KeptSandbox("Pending", "token", None, None, None)
     return to_sandbox_spec(
         claimed,
         SPEC,
-        kept,
         box=SecretBox(None),
         node_id=uuid.uuid4(),
         session_id=uuid.uuid4(),
@@ -52,4 +49,3 @@ def test_a_live_sandbox_is_its_users_own():
     assert (spec.is_sealed, spec.is_writable, spec.entrypoint) == (False, True, None)
     assert (spec.limits.memory_bytes, spec.limits.pids, spec.limits.open_files) == (2 << 30, 1024, 65_536)
     assert spec.ready_seconds == 45.0
-    assert "token" not in repr(spec)
