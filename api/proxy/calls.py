@@ -144,6 +144,7 @@ async def _authenticate(scope: Scope, call: Call, services: ApiServices) -> Prin
         shown = values_of(call.headers, EXECD_TOKEN)
     key = shown[0].decode("latin-1") if shown else None
     scope["state"]["has_key"] = key is not None
+    scope["state"]["api_key"] = key
     holder = None if key is None else services.authenticator.known(key)
     if holder is None:
         connection = HTTPConnection(scope)

@@ -5,6 +5,7 @@ Nothing here reads a body, waits for a deadline or holds a thread; the way on is
 
 import asyncio
 import time
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from starlette.requests import Request
@@ -17,10 +18,11 @@ from api.middleware import bind_request
 from api.proxy.backends import Backends
 from api.proxy.calls import PROXY_ROUTE, Call, ProxyError, admit, find_call
 from api.proxy.http import HttpRelay
+from api.proxy.key_watch import while_key_is_good
 from api.proxy.websocket import WebSocketRelay
 from api.services import ApiServices
 from api.wire.errors import wire_response
-from core.errors import SandmillError, UnavailableError
+from core.errors import SandmillError, UnauthenticatedError, UnavailableError
 from core.logging import get_logger
 from services.sandbox_directory import DatabaseDirectory, SandboxTarget
 
@@ -63,6 +65,10 @@ class ServerProxy:
         except TimeoutError as error:
             raise UnavailableError("the database does not answer: try again soon") from error
 
+    def while_allowed(self, scope: Scope) -> AbstractAsyncContextManager[None]:
+        """Cut off what runs within soon after the key of an admitted call is revoked. Raises UnauthenticatedError."""
+        return while_key_is_good(self.services.authenticator, scope["state"]["api_key"])
+
 
 class ServerProxyMiddleware:
     """Plain ASGI, the outermost layer."""
@@ -96,9 +102,13 @@ class ServerProxyMiddleware:
         try:
             _ = call.port
             target = await self._proxy.admit(scope, call)
-            await relay.run(call, target, self._proxy.backends)
+            async with self._proxy.while_allowed(scope):
+                await relay.run(call, target, self._proxy.backends)
             status = relay.status
         except Exception as error:
+            if relay.is_started and isinstance(error, UnauthenticatedError):
+                status = relay.status
+                return  # without its end the server below cuts the answer off
             if relay.is_started:
                 raise
             response = _response(scope, error)
@@ -115,7 +125,8 @@ class ServerProxyMiddleware:
         try:
             _ = call.port
             target = await self._proxy.admit(scope, call)
-            await relay.run(call, target, self._proxy.backends)
+            async with self._proxy.while_allowed(scope):
+                await relay.run(call, target, self._proxy.backends)
         except Exception as error:  # noqa: BLE001 -- as above
             status, code, reason = _close_of(error)
             if not relay.is_accepted:

@@ -1,5 +1,6 @@
 """A port of a sandbox by way of the API: the real API before a real ingress."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -8,6 +9,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_websocket
 
@@ -190,6 +192,93 @@ def test_only_those_with_a_key_come_in(proxied, headers):
     assert answer.json()["code"] == ("INVALID_API_KEY" if headers else "MISSING_API_KEY")
     assert "x-request-id" in answer.headers
     assert proxied.runtime.connects == []
+
+
+@pytest.fixture
+def soon_checked(monkeypatch):
+    """Keys are looked at five times a second."""
+    monkeypatch.setattr("api.proxy.key_watch.CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("services.tenants._CACHE_SECONDS", 0.2)
+
+
+def revoke(proxied):
+    sql = "UPDATE api_keys SET revoked_at = clock_timestamp() WHERE tenant_id = %(me)s RETURNING 1"
+    proxied.api.rows(sql)
+
+
+def test_a_websocket_ends_soon_after_its_key_is_revoked(proxied, soon_checked):
+    """T62."""
+
+    def echo(socket_):
+        with contextlib.suppress(ConnectionClosed):
+            for message in socket_:
+                socket_.send(message)
+        gone.set()
+
+    gone = threading.Event()
+    with websocket_backend(echo) as port, proxied.websocket(port) as client:
+        for _ in range(5):  # over several looks at a key that is good
+            client.send("on")
+            assert client.recv(10) == "on"
+            threading.Event().wait(0.2)
+        revoke(proxied)
+        with pytest.raises(ConnectionClosed) as caught:
+            client.recv(10)
+        assert gone.wait(10)
+    assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (
+        1008,
+        "send a valid API key: 'Authorization: Bearer sm_...'",
+    )
+
+
+def test_an_answer_breaks_off_soon_after_its_key_is_revoked(proxied, soon_checked):
+    """T62: for its client it is not whole, and its program learns that nobody listens."""
+    gone = threading.Event()
+
+    def script(connection, backend):
+        read_head(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
+        assert connection.recv(1) == b""
+        gone.set()
+
+    with scripted_backend(script) as backend, proxied.connect() as client:
+        client.settimeout(10)
+        client.sendall(proxied.head(backend.port))
+        read_until(client, b"ok\r\n")
+        revoke(proxied)
+        assert client.recv(1) == b""
+        assert gone.wait(10)
+
+
+def test_a_request_without_an_answer_is_refused_soon_after_its_key_is_revoked(proxied, soon_checked):
+    """T62."""
+
+    def script(connection, backend):
+        read_head(connection)
+        revoke(proxied)
+        assert connection.recv(1) == b""
+
+    with scripted_backend(script) as backend:
+        answer = proxied.ask(backend.port)
+    assert (answer.status_code, answer.json()["code"]) == (401, "INVALID_API_KEY")
+
+
+def test_a_database_that_is_away_ends_no_call(proxied, soon_checked, monkeypatch):
+    def recheck(authenticator, key):
+        asked.release()
+        raise OperationalError("SELECT 1", None, OSError("away"))
+
+    asked = threading.Semaphore(0)
+
+    def script(connection, backend):
+        read_head(connection)
+        monkeypatch.setattr("services.tenants.Authenticator.recheck", recheck)
+        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=10)
+        connection.sendall(OK)
+
+    with scripted_backend(script) as backend:
+        assert proxied.ask(backend.port).text == "ok"
 
 
 def test_the_key_may_be_a_bearer_and_is_told_to_nobody(proxied):
