@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 from core.config import Settings
@@ -180,12 +181,18 @@ def live_node(
     settings = make_settings(
         home=home, heartbeat_seconds=0.3, lease_seconds=30.0, lease_margin_seconds=5.0, **changes
     )
-    node = LiveNode(world, settings, runtime)
-    node.start()
-    try:
-        yield node
-    finally:
-        if isinstance(runtime, GatedRuntime):
-            runtime.gate.set()
-        node.stop()
+    with (
+        # A node looks every few seconds at what nobody tells it.
+        mock.patch("workers.sessions._POLL_SECONDS", 0.1),
+        mock.patch("workers.sessions._LOOK_SECONDS", 0.3),
+        mock.patch("workers.regrading._PAUSE_SECONDS", 0.1),
+    ):
+        node = LiveNode(world, settings, runtime)
+        node.start()
+        try:
+            yield node
+        finally:
+            if isinstance(runtime, GatedRuntime):
+                runtime.gate.set()
+            node.stop()
     assert runtime.list() == []

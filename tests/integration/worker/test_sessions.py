@@ -269,7 +269,10 @@ def test_death_from_outside_is_a_failure_with_a_reason(api, node, runtime):
     assert "ended" in status["message"]
     assert runtime.list() == []
     assert holds_nothing(api)
-    gone = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/8080")
+    # For a moment after its start it is told as it was then.
+    endpoint = f"/v1/sandboxes/{made['id']}/endpoints/8080"
+    until(lambda: api.client.get(endpoint).status_code != 200, 10)
+    gone = api.client.get(endpoint)
     assert (gone.status_code, gone.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
     seen = record(api, made["id"])
     assert seen["endedBy"] == f"worker:{node.worker.node_id}"
