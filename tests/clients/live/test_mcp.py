@@ -46,7 +46,7 @@ PROGRAM = textwrap.dedent(
             await call("sandbox_get_metrics", sandbox_id=box)
             await call("sandbox_healthcheck", sandbox_id=box)
             await call("sandbox_get_endpoint", sandbox_id=box, port=8080)
-            await call("command_run", sandbox_id=box, command="echo $A")
+            said = await call("command_run", sandbox_id=box, command="echo $A")
             started = json.loads(await call("command_run", sandbox_id=box, command="sleep 60", background=True))
             await call("command_interrupt", sandbox_id=box, execution_id=started.get("id") or started["execution_id"])
             await call("file_create_directories", sandbox_id=box, entries=[{"path": "/tmp/m", "mode": 755}])
@@ -59,7 +59,7 @@ PROGRAM = textwrap.dedent(
             await call("file_delete", sandbox_id=box, paths=["/tmp/m/b"])
             await call("file_delete_directories", sandbox_id=box, paths=["/tmp/m"])
             await call("sandbox_kill", sandbox_id=box)
-            print(json.dumps({"left": sorted(names - set(called)), "called": called}))
+            print(json.dumps({"left": sorted(names - set(called)), "called": called, "said": said}))
 
     asyncio.run(main())
     """
@@ -87,6 +87,8 @@ def test_every_tool(server: LiveServer, tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["left"] == []
     called = told["called"]
+    said = json.loads(told["said"])
+    assert ([part["text"] for part in said["logs"]["stdout"]], said["exit_code"]) == (["B\n"], 0)
     assert "new text" in called["file_read"]
     assert "/tmp/m/b" in called["file_search"]
     assert "true" in called["sandbox_healthcheck"].lower()
