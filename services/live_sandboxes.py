@@ -43,6 +43,7 @@ from services.sandbox_errors import (
     WireInvalidError,
 )
 from services.session_spec import SessionSpec
+from services.visible_sandboxes import visible
 
 __all__ = [
     "MAX_METADATA",
@@ -250,7 +251,7 @@ class LiveSandboxService:
 
     def get(self, sandbox_id: UUID) -> SandboxRow:
         """Look one up that the wire knows of."""
-        return _visible(self._sandboxes.find(sandbox_id), sandbox_id)
+        return visible(self._sandboxes.find(sandbox_id), sandbox_id)
 
     def record(self, sandbox_id: UUID) -> SandboxRow:
         """Look one up, also after its end."""
@@ -282,7 +283,7 @@ class LiveSandboxService:
 
     def patch_metadata(self, sandbox_id: UUID, patch: Mapping[str, str | None]) -> SandboxRow:
         """Set and delete entries; the patch is checked. RFC 7396: None deletes."""
-        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        row = visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         if not patch:
             return row
         merged = {**row.metadata, **patch}
@@ -301,7 +302,7 @@ class LiveSandboxService:
 
         Raises WireInvalidError for the past and for what lies beyond MAX_TIMEOUT_SECONDS, WireConflictError.
         """
-        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        row = visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         # By the clock of the database, which ends what has expired.
         left = expires_at - self._sandboxes.now()
         if left <= timedelta(0):
@@ -349,14 +350,14 @@ class LiveSandboxService:
 
     def pause(self, sandbox_id: UUID) -> UUID | None:
         """Wish that it stands still; gives the node. Raises SandboxStateError."""
-        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        row = visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         if row.state != WireState.RUNNING:
             raise _wrong_state(row, "paused", "Running")
         return self._sandboxes.wish(sandbox_id, WishRow(WireState.PAUSING, "SANDBOX_PAUSING", self._actor))
 
     def resume(self, sandbox_id: UUID) -> UUID | None:
         """Wish that it goes on; gives the node. Raises SandboxStateError."""
-        row = _visible(self._sandboxes.lock(sandbox_id), sandbox_id)
+        row = visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         if row.state != WireState.PAUSED:
             raise _wrong_state(row, "resumed", "Paused", code="DOCKER::SANDBOX_NOT_PAUSED")
         return self._sandboxes.wish(sandbox_id, WishRow(WireState.RESUMING, "SANDBOX_RESUMING", self._actor))
@@ -373,7 +374,7 @@ class LiveSandboxService:
     def endpoint(self, sandbox_id: UUID) -> Endpoint:
         """Say where its ports are. Raises EndpointNotReadyError before it runs, WireConflictError, WireFailureError."""
         found, url, address = self._sandboxes.find_with_ingress(sandbox_id)
-        row = _visible(found, sandbox_id)
+        row = visible(found, sandbox_id)
         if row.state in _NOT_YET:
             raise EndpointNotReadyError(sandbox_id, row.state)
         if row.state == WireState.FAILED:
@@ -459,12 +460,6 @@ def _bad_restore(message: str) -> SnapshotStateError:
 
 def _spelled(platform: Mapping[str, str] | None) -> str:
     return "/".join((platform or {}).get(part, "?") for part in ("os", "arch"))
-
-
-def _visible(row: SandboxRow | None, sandbox_id: UUID) -> SandboxRow:
-    if row is None or row.hidden_at is not None:
-        raise SandboxMissingError(sandbox_id)
-    return row
 
 
 def _failed(row: SandboxRow) -> WireFailureError | SandboxStateError:

@@ -15,12 +15,12 @@ from repositories.snapshots import NewSnapshotRow, SnapshotFilter, SnapshotRepos
 from services.idempotency import IdempotencyService, RequestIdentity
 from services.node_capabilities import may_make_snapshots
 from services.sandbox_errors import (
-    SandboxMissingError,
     SandboxStateError,
     SnapshotMissingError,
     SnapshotStateError,
     WireUnsupportedError,
 )
+from services.visible_sandboxes import visible
 
 __all__ = [
     "LIVE_SNAPSHOT_PREFIX",
@@ -85,9 +85,7 @@ class SnapshotService:
         Raises SandboxMissingError, SandboxStateError, TooManySnapshotsError, IdempotencyConflictError, and
         WireUnsupportedError where its node can make none.
         """
-        source = self._sandboxes.lock(sandbox_id)
-        if source is None or source.hidden_at is not None:
-            raise SandboxMissingError(sandbox_id)
+        source = visible(self._sandboxes.lock(sandbox_id), sandbox_id)
         earlier = self._keys.claim(identity, snapshot_id) if identity is not None else None
         if earlier is not None:
             return self.get(earlier), True

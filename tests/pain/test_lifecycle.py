@@ -13,7 +13,7 @@
 | B-019 | `tests/integration/api/test_wire_calls.py` |
 | B-020 | groups of sandboxes are batches: `tests/integration/queue/test_batch_verbs.py` |
 | B-022 | `tests/integration/worker/test_session_crashes.py`: the row comes first, at every point |
-| B-023 | a client's own cache; the server answers 404 or 409 at once: `tests/integration/api/test_wire_calls.py` |
+| B-023 | a client's cache; the server says at once how it ended: `tests/integration/api/test_wire_calls.py` |
 | B-025 | names are `sm-ID-FENCE`, never used twice |
 | B-133 | `tests/integration/api/test_wire_calls.py` |
 | B-134, B-137, B-139 | `tests/integration/runtimes/test_image_pull.py`, `tests/pain/test_images.py` |

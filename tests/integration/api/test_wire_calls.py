@@ -363,6 +363,62 @@ def test_templates_are_refused_clearly(api, method):
     assert api.client.delete("/v1/templates/tpl-1").status_code == 501
 
 
+ENDS = {
+    "deleted": (
+        {"state": "Terminated", "end_reason": "SANDBOX_DELETED", "ended_by": "key:k"},
+        "Terminated: deleted by key:k at 2026-01-02T03:04:05Z (SANDBOX_DELETED)",
+    ),
+    "expired": (
+        {"state": "Terminated", "end_reason": "SANDBOX_EXPIRED", "ended_by": "scheduler"},
+        "Terminated: expired at 2026-01-01T00:00:00Z, ended by scheduler (SANDBOX_EXPIRED)",
+    ),
+    "failed and then deleted": (
+        {
+            "state": "Failed",
+            "end_reason": "NODE_LOST",
+            "ended_by": "scheduler",
+            "state_message": "its node is silent",
+        },
+        "Failed: found by scheduler at 2026-01-02T03:04:05Z (NODE_LOST: its node is silent)",
+    ),
+}
+TELLING = [
+    ("GET", "/sandboxes/{id}"),
+    ("PATCH", "/sandboxes/{id}/metadata"),
+    ("POST", "/sandboxes/{id}/renew-expiration"),
+    ("POST", "/sandboxes/{id}/pause"),
+    ("POST", "/sandboxes/{id}/resume"),
+    ("GET", "/sandboxes/{id}/endpoints/80"),
+    ("POST", "/sandboxes/{id}/snapshots"),
+]
+
+
+@SANDBOXES_BY_HAND
+@pytest.mark.parametrize(("row", "told"), ENDS.values(), ids=ENDS)
+def test_how_a_sandbox_ended_is_told_to_its_tenant_alone(api, row, told):
+    """B-005, B-023: on every route; `expired at` is the expiry, not the moment of the clean-up."""
+    sandbox = make(api)
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    expiry = datetime(2026, 1, 1, tzinfo=UTC)
+    put_in_state(api, sandbox, **row, ended_at=at, hidden_at=at, expires_at=expiry)
+    for method, path in TELLING:
+        answer = call(api.client, method, path, sandbox)
+        said = {"code": "DOCKER::SANDBOX_NOT_FOUND", "message": f"sandbox {sandbox} has ended, it is {told}"}
+        assert (answer.status_code, answer.json()) == (404, said), path
+    with api.new_client("somebody-else") as other:
+        for method, path in TELLING:
+            foreign = call(other, method, path, sandbox)
+            assert (foreign.status_code, foreign.json()["message"]) == (404, f"no sandbox {sandbox}"), path
+
+
+def test_a_deleted_sandbox_tells_whose_key_deleted_it(api):
+    sandbox = make(api)
+    api.client.delete(f"/v1/sandboxes/{sandbox}")
+    key = api.rows("SELECT id FROM api_keys WHERE tenant_id = %(me)s")[0]["id"]
+    message = api.client.get(f"/v1/sandboxes/{sandbox}").json()["message"]
+    assert f"it is Terminated: deleted by key:{key} at 20" in message
+
+
 def test_record_outlives_the_sandbox(api):
     sandbox = make(api)
     api.client.delete(f"/v1/sandboxes/{sandbox}")
