@@ -269,6 +269,39 @@ def test_what_is_asked_for_while_no_scheduler_is_there_is_done_by_the_next(stack
     assert live_problems(client, sandbox_id) == []
 
 
+def test_renewals_outlive_the_api_and_the_scheduler(stack, client):
+    """B-002: each of two sandboxes ends at its newer expiry, and at no other, after both were killed."""
+    longer, shorter = client.create(), client.create()
+    for sandbox_id in (longer, shorter):
+        is_running(client, sandbox_id)
+    old = datetime.now(UTC) + timedelta(seconds=15)
+    late, early = old + timedelta(seconds=600), datetime.now(UTC) + timedelta(seconds=10)
+    for sandbox_id, expiries in {longer: (old, late), shorter: (late, early)}.items():
+        for expiry in expiries:
+            assert renew(client, sandbox_id, expiry).status_code == 200
+    for name in ("api", "scheduler-1"):
+        stack.end(name)
+    for name in ("api", "scheduler-1"):
+        replace(stack, name)
+    record = client.until_state(shorter, "Terminated")
+    assert record["endReason"] == "SANDBOX_EXPIRED"
+    assert datetime.fromisoformat(record["endedAt"]) >= early
+    # One that ends at the first expiry of the longer, or later, shows that what had expired by then was looked for.
+    third = client.create()
+    assert renew(client, third, max(old, datetime.now(UTC) + timedelta(seconds=1))).status_code == 200
+    client.until_state(third, "Terminated")
+    is_running(client, longer)
+    assert datetime.fromisoformat(client.record(longer)["expiresAt"]) == late
+    # And the newer one counts.
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    assert renew(client, longer, soon).status_code == 200
+    for name in ("api", "scheduler-1"):
+        replace(stack, name)
+    assert client.until_state(longer, "Terminated")["endReason"] == "SANDBOX_EXPIRED"
+    for sandbox_id in (longer, shorter, third):
+        assert live_problems(client, sandbox_id) == []
+
+
 HOURS = 6 * 3600.0
 APART = {"api": HOURS, "worker-a": -HOURS, "scheduler-1": 2 * HOURS}
 CLOCKS = {

@@ -3,7 +3,8 @@
 | case | by |
 |---|---|
 | B-001 | below; of one that ends `tests/integration/api/test_wire_calls.py` |
-| B-002, B-004 | the expiry is a column, no process has timers: `test_sessions.py`, `test_session_crashes.py` |
+| B-002 | `test_renewals_outlive_…` in `tests/chaos/test_live_faults.py` |
+| B-004 | the expiry is a column, no process has timers: `test_sessions.py`, `test_session_crashes.py` |
 | B-005, B-013 | `test_death_from_outside_…` in both; the record: `tests/integration/api/test_wire_calls.py` |
 | B-007 | `test_delete_…` in both: queued, starting, running, pausing, paused, resuming, stopping, failed, ended |
 | B-008 | `test_start_that_fails_says_why_and_holds_nothing` |
