@@ -14,7 +14,7 @@ _LIVE = f"state IN ({sql_list(LIVE_ATTEMPT_STATES)})"
 # moment old.
 _STANDING = f"""
 SELECT t.paused_at IS NOT NULL AS is_paused,
-       (t.max_running - u.n)::float8 AS running_left,
+       t.max_running::float8 AS max_running, (t.max_running - u.n)::float8 AS running_left,
        least(t.max_running - u.n, floor({TOKENS}))::float8 AS starts_left,
        (t.max_cpu_millicores - u.cpu)::float8 AS cpu_left, (t.max_memory_bytes - u.memory)::float8 AS memory_left,
        (t.max_gpu - u.gpu)::float8 AS gpu_left, ({BUDGET_LEFT})::float8 AS budget_left
@@ -42,6 +42,7 @@ class QuotaStanding:
     gpu_left: float | None
     budget_left: float | None
     running_left: float | None = None
+    max_running: float | None = None
 
 
 class QuotaRepository(SqlRepository):

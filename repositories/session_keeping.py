@@ -6,7 +6,7 @@ from uuid import UUID
 from repositories.attempts import ClaimedAttempt
 from repositories.base import SqlRepository
 
-__all__ = ["Asks", "ExpiredSandbox", "SessionKeepingRepository", "Wish"]
+__all__ = ["Asks", "ExpiredSandbox", "OrphanedSandbox", "SessionKeepingRepository", "Wish"]
 
 _STATE = "SELECT state FROM sandbox_sessions WHERE trial_id = %(trial_id)s"
 
@@ -144,7 +144,8 @@ SELECT trial_id, %(actor)s, 'SANDBOX_EXPIRED' FROM moved WHERE ended_at IS NULL
 
 # Trials that ended by another hand than the keeper's: lost nodes, the queue's deadline, cancels by their number.
 _ORPHANED = """
-SELECT s.trial_id, s.state, t.state_reason, t.outcome, t.failure ->> 'code' AS code, t.failure ->> 'message' AS message
+SELECT s.trial_id, s.tenant_id, s.state, t.state_reason, t.outcome, t.failure ->> 'code' AS code,
+       t.failure ->> 'message' AS message
 FROM sandbox_sessions s JOIN trials t ON t.id = s.trial_id
 WHERE s.ended_at IS NULL AND t.state = 'finished'
 ORDER BY s.trial_id LIMIT 500 FOR NO KEY UPDATE OF s SKIP LOCKED
@@ -181,6 +182,7 @@ class OrphanedSandbox:
     """One whose trial has ended without it."""
 
     trial_id: UUID
+    tenant_id: int
     state: str
     state_reason: str | None
     outcome: str | None

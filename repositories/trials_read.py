@@ -23,6 +23,11 @@ SELECT {_COLUMNS} FROM trials t JOIN jobs j ON j.id = t.job_id
 WHERE t.id = %(id)s AND t.tenant_id = %(tenant_id)s
 """
 
+_MANY = f"""
+SELECT {_COLUMNS} FROM trials t JOIN jobs j ON j.id = t.job_id
+WHERE t.id = ANY(%(ids)s) AND t.tenant_id = %(tenant_id)s
+"""
+
 # The ids of the first trials of a batch ascend by job, then index; those made later follow in the order they are made.
 _LIST = f"""
 SELECT {_COLUMNS} FROM trials t JOIN jobs j ON j.id = t.job_id
@@ -138,6 +143,10 @@ class TrialReadRepository(TenantSqlRepository):
         """Look one up."""
         row = self._mine_or_none(_FIND, {"id": trial_id})
         return None if row is None else TrialRow(**row)
+
+    def many(self, trial_ids: Sequence[UUID]) -> list[TrialRow]:
+        """Look several up, in no order; those that are none are left out."""
+        return [TrialRow(**row) for row in self._mine(_MANY, {"ids": list(trial_ids)})]
 
     def page_of_batch(
         self, batch_id: UUID, wanted: TrialFilter, *, after: UUID | None, limit: int

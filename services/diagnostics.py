@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from repositories.live_sandboxes import LiveSandboxRepository, SandboxEventRow, SandboxRow
 from repositories.sandbox_outputs import OutputRow, SandboxOutputRepository
 from services.sandbox_errors import SandboxMissingError
+from services.sandbox_waits import SandboxWaits
 from services.session_spec import SessionSpec
 
 __all__ = ["Diagnosis", "DiagnosticService", "Excerpt", "is_secret_name"]
@@ -134,6 +135,7 @@ class DiagnosticService:
         """connection: the caller begins and commits."""
         self._sandboxes = LiveSandboxRepository(connection, tenant_id)
         self._outputs = SandboxOutputRepository(connection, tenant_id)
+        self._waits = SandboxWaits(connection, tenant_id)
 
     def want_output(self, sandbox_id: UUID) -> tuple[UUID, datetime] | None:
         """Ask the node for what the entrypoint wrote until now: (node, since when). None: there is nothing to ask."""
@@ -160,7 +162,7 @@ class DiagnosticService:
             raise SandboxMissingError(sandbox_id)
         is_stale = asked_at is not None and (output.read_at is None or output.read_at < asked_at)
         return Diagnosis(
-            row,
+            self._waits.told([row])[0],
             output,
             self._sandboxes.events(sandbox_id, limit=events),
             is_stale=is_stale and row.ended_at is None,

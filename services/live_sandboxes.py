@@ -42,6 +42,7 @@ from services.sandbox_errors import (
     WireFailureError,
     WireInvalidError,
 )
+from services.sandbox_waits import SandboxWaits
 from services.session_spec import SessionSpec
 from services.visible_sandboxes import visible
 
@@ -171,6 +172,7 @@ class LiveSandboxService:
         self._sandboxes = LiveSandboxRepository(connection, tenant_id)
         self._room = QueueRoom(connection, tenant_id)
         self._keys = IdempotencyService(connection, tenant_id)
+        self._waits = SandboxWaits(connection, tenant_id)
 
     def create(
         self, new: NewSandbox, sandbox_id: UUID, identity: RequestIdentity | None = None
@@ -250,19 +252,16 @@ class LiveSandboxService:
             )
 
     def get(self, sandbox_id: UUID) -> SandboxRow:
-        """Look one up that the wire knows of."""
-        return visible(self._sandboxes.find(sandbox_id), sandbox_id)
+        """Look one up that the wire knows of; one that waits says for what."""
+        return self._waits.told([visible(self._sandboxes.find(sandbox_id), sandbox_id)])[0]
 
     def record(self, sandbox_id: UUID) -> SandboxRow:
-        """Look one up, also after its end."""
-        row = self._sandboxes.find(sandbox_id)
-        if row is None:
-            raise SandboxMissingError(sandbox_id)
-        return row
+        """Look one up, also after its end; one that waits says for what."""
+        return self._waits.told([self._require(sandbox_id)])[0]
 
     def events(self, sandbox_id: UUID, *, limit: int) -> list[SandboxEventRow]:
         """Its newest events, oldest first; also after its end."""
-        self.record(sandbox_id)
+        self._require(sandbox_id)
         return self._sandboxes.events(sandbox_id, limit=limit)
 
     def page(
@@ -273,9 +272,11 @@ class LiveSandboxService:
         page: int,
         page_size: int,
     ) -> SandboxPage:
-        """List, newest first. page: from 1 on. states None: all."""
-        items = self._sandboxes.page(
-            states=states, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
+        """List, newest first; those that wait say for what. page: from 1 on. states None: all."""
+        items = self._waits.told(
+            self._sandboxes.page(
+                states=states, metadata=metadata, limit=page_size, offset=(page - 1) * page_size
+            )
         )
         if page == 1 and len(items) < page_size:
             return SandboxPage(items, len(items))
@@ -387,6 +388,12 @@ class LiveSandboxService:
                 "no ingress runs on the sandbox's node: start one with 'sandmill-server ingress'",
             )
         return Endpoint(url, address, row.access_token, row.is_secure)
+
+    def _require(self, sandbox_id: UUID) -> SandboxRow:
+        row = self._sandboxes.find(sandbox_id)
+        if row is None:
+            raise SandboxMissingError(sandbox_id)
+        return row
 
     def _restored(self, new: NewSandbox, snapshot_id: UUID) -> NewSandbox:
         """Let a sandbox start from a snapshot, where that is. Its variables come along, as they do in a container."""

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from core.logging import get_logger
 from models.states import Outcome
-from repositories.session_keeping import SessionKeepingRepository
+from repositories.session_keeping import OrphanedSandbox, SessionKeepingRepository
 from repositories.snapshot_keeping import SnapshotKeepingRepository
 from repositories.trial_ending import TrialEndingRepository
 from services.early_ends import session_end
+from services.sandbox_waits import SandboxWaits
 
 __all__ = ["SessionSweeper"]
 
@@ -19,8 +20,9 @@ log = get_logger(__name__)
 _ACTOR = "scheduler"
 _SNAPSHOT_SECONDS = 30.0
 """A node that is there settles a snapshot within a second of its sandbox's end."""
+_QUEUE_TIMEOUT = "queue_timeout"
 _REASONS = {
-    "queue_timeout": "SANDBOX_NOT_SCHEDULED",
+    _QUEUE_TIMEOUT: "SANDBOX_NOT_SCHEDULED",
     "node_lost": "NODE_LOST",
     "orphaned": "NODE_LOST",
     "poison": "NODE_LOST",
@@ -28,7 +30,6 @@ _REASONS = {
     "worker_stuck": "NODE_LOST",
 }
 _MESSAGES = {
-    "queue_timeout": "no node had room for it in time: look at its limits, its runtime, and the nodes there are",
     "node_lost": "the node that ran it was lost, and what was in it with it",
 }
 
@@ -72,15 +73,17 @@ class SessionSweeper:
         with self._engine.begin() as connection:
             keeping = SessionKeepingRepository(connection)
             orphaned = keeping.orphaned()
+            missed = _missed(connection, [one for one in orphaned if one.code == _QUEUE_TIMEOUT])
             for one in orphaned:
                 code = one.code or one.state_reason or "unknown"
+                message = missed.get(one.trial_id, _MESSAGES.get(code, one.message))
                 is_wanted = one.outcome == Outcome.CANCELLED
                 keeping.end(
                     one.trial_id,
                     reason="SANDBOX_DELETED"
                     if is_wanted
                     else _REASONS.get(code, "DOCKER::SANDBOX_START_FAILED"),
-                    message=None if is_wanted else _MESSAGES.get(code, one.message),
+                    message=None if is_wanted else message,
                     actor=_ACTOR,
                     is_wanted=is_wanted,
                 )
@@ -103,3 +106,15 @@ class SessionSweeper:
         for snapshot_id in lost:
             self._tell(snapshot_id)
         return len(lost)
+
+
+def _missed(connection: Connection, orphaned: Sequence[OrphanedSandbox]) -> dict[UUID, str]:
+    """Say of those that were not started in time what they waited for, by id."""
+    tenants: dict[int, list[UUID]] = {}
+    for one in orphaned:
+        tenants.setdefault(one.tenant_id, []).append(one.trial_id)
+    return {
+        trial_id: f"not started in time: {cause}"
+        for tenant_id, ids in tenants.items()
+        for trial_id, cause in SandboxWaits(connection, tenant_id).missed(ids).items()
+    }

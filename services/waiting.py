@@ -8,7 +8,15 @@ from repositories.nodes import NodeCapacity
 from repositories.quotas import QuotaStanding
 from repositories.trials_read import TrialRow
 
-__all__ = ["Demand", "WaitReason", "lack_of_nodes", "reason_to_wait", "suited_nodes"]
+__all__ = [
+    "Demand",
+    "Quota",
+    "WaitReason",
+    "lack_of_nodes",
+    "lacking_quota",
+    "reason_to_wait",
+    "suited_nodes",
+]
 
 
 class WaitReason(StrEnum):
@@ -22,6 +30,17 @@ class WaitReason(StrEnum):
     QUEUE = "queue"
     QUOTA = "quota"
     CONCURRENCY = "concurrency"
+
+
+class Quota(StrEnum):
+    """A quota of a tenant, by the name under which operators set it."""
+
+    RUNNING = "max_running"
+    RATE = "rate_per_second"
+    CPU = "max_cpu_millicores"
+    MEMORY = "max_memory_bytes"
+    GPU = "max_gpu"
+    BUDGET = "budget_cpu_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ def reason_to_wait(
     queue_is_paused = (stopped_queues or {}).get(trial.queue)
     if queue_is_paused or (standing is not None and standing.is_paused):
         return WaitReason.PAUSED
-    if standing is not None and not _has_quota(trial, standing):
+    if standing is not None and lacking_quota(trial, standing) is not None:
         return WaitReason.QUOTA
     if trial.is_before_gate:
         return WaitReason.CONCURRENCY
@@ -95,13 +114,18 @@ def suited_nodes(wanted: TrialRow | Demand, nodes: Sequence[NodeCapacity]) -> li
     ]
 
 
-def _has_quota(trial: TrialRow, standing: QuotaStanding) -> bool:
-    """Whether all quotas of the tenant leave room for one such trial."""
+def lacking_quota(trial: TrialRow, standing: QuotaStanding) -> tuple[Quota, float, float] | None:
+    """Give the first quota that leaves no room for one such trial: (quota, what the trial takes, what is left)."""
     amounts = (
-        (1.0, standing.starts_left),
-        (trial.cpu_millicores, standing.cpu_left),
-        (trial.memory_bytes, standing.memory_left),
-        (trial.gpu, standing.gpu_left),
-        (trial.max_cpu_seconds, standing.budget_left),
+        (Quota.RUNNING, 1.0, standing.running_left),
+        # Also what `max_running` leaves: of the two it is the rate where there is room to run.
+        (Quota.RATE, 1.0, standing.starts_left),
+        (Quota.CPU, trial.cpu_millicores, standing.cpu_left),
+        (Quota.MEMORY, trial.memory_bytes, standing.memory_left),
+        (Quota.GPU, trial.gpu, standing.gpu_left),
+        (Quota.BUDGET, trial.max_cpu_seconds, standing.budget_left),
     )
-    return all(left is None or not wanted or wanted <= left for wanted, left in amounts)
+    for quota, wanted, left in amounts:
+        if left is not None and wanted > left and wanted:
+            return quota, wanted, left
+    return None

@@ -279,6 +279,10 @@ async def _wait_for_start(services: ApiServices, caller: Principal, created: Mad
     if found is None:
         raise SandboxMissingError(created.sandbox_id)
     row, endpoint = found
+    if row.state == WireState.PENDING:
+        # Not while it waits: most creates never come here.
+        late = await run_in_threadpool(_reader(services, caller, created.sandbox_id))
+        return late or row
     if endpoint is not None and not created.is_replayed:
         services.endpoints.note(caller.tenant_id, row.id, endpoint)
     return row

@@ -21,6 +21,7 @@ from services.session_sweeping import SessionSweeper
 from tests.integration.api.conftest import ApiWorld, make_settings, open_api
 from tests.support.queue import Seat
 from tests.support.session_node import GatedRuntime, LiveNode, live_node, until
+from tests.support.statements import noting_statements
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -427,7 +428,76 @@ def test_one_that_no_node_takes_fails_in_words(api):
     SessionSweeper(api.engine, tell_nodes=lambda _: None, tell=lambda _: None).run()
     status = get(api, made["id"]).json()["status"]
     assert (status["state"], status["reason"]) == ("Failed", "SANDBOX_NOT_SCHEDULED")
-    assert "no node had room" in status["message"]
+    assert status["message"] == "not started in time: no node takes work now"
+
+
+def let_time_run_out(api: ApiWorld, sandbox_id: str) -> None:
+    sql = "UPDATE trials SET queue_deadline = clock_timestamp() - interval '1 s' WHERE id = %(id)s"
+    api.world.execute(sql, id=sandbox_id)
+    until(lambda: state_of(api, sandbox_id) == "Failed")
+
+
+def test_a_full_quota_is_told_while_it_keeps_one_waiting_and_when_that_was_too_long(api, node):
+    """B-011: it is not the nodes that are short, so nobody is sent to look for some."""
+    api.world.execute("UPDATE tenants SET max_running = 1 WHERE id = %(id)s", id=api.tenant_id)
+    assert create(api)["status"]["state"] == "Running"
+    cause = "your tenant's quota max_running is full: 1 of 1 run"
+    made = create(api)
+    path = f"/v1/sandboxes/{made['id']}"
+    listed = api.client.get("/v1/sandboxes", params={"state": "Pending"}).json()["items"]
+    for status in (made["status"], get(api, made["id"]).json()["status"], listed[0]["status"],
+                   record(api, made["id"])["status"]):  # fmt: skip
+        assert (status["state"], status["message"]) == ("Pending", f"waits: {cause}")
+    for kind in ("summary", "inspect"):
+        assert f"message: waits: {cause}" in api.client.get(f"{path}/diagnostics/{kind}").text
+    let_time_run_out(api, made["id"])
+    status = get(api, made["id"]).json()["status"]
+    assert (status["reason"], status["message"]) == ("SANDBOX_NOT_SCHEDULED", f"not started in time: {cause}")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("max_cpu_millicores", 30, "max_cpu_millicores has 30 left, and this one takes 50"),
+        ("max_memory_bytes", 1 << 20, "max_memory_bytes has 1048576 left, and this one takes 16777216"),
+        ("budget_cpu_seconds", 7, "budget_cpu_seconds has 7 left, and this one takes 30"),
+    ],
+)
+def test_each_quota_that_keeps_one_waiting_is_told_by_its_name(api, node, column, value, words):
+    changes = f"{column} = %(n)s" + (", budget_period_seconds = 3600" if column.startswith("budget") else "")
+    api.world.execute(f"UPDATE tenants SET {changes} WHERE id = %(id)s", n=value, id=api.tenant_id)
+    assert create(api)["status"]["message"] == f"waits: your tenant's quota {words}"
+
+
+def test_paused_tenant_is_told(api, node):
+    api.world.execute("UPDATE tenants SET paused_at = clock_timestamp() WHERE id = %(id)s", id=api.tenant_id)
+    assert create(api)["status"]["message"] == "waits: your tenant is paused"
+    api.world.execute("UPDATE tenants SET paused_at = NULL WHERE id = %(id)s", id=api.tenant_id)
+
+
+def test_paused_queue_and_nodes_that_are_away_are_told(api, node):
+    api.world.execute("UPDATE queues SET paused_at = clock_timestamp() WHERE name = 'default'")
+    made = create(api)
+    assert made["status"]["message"] == "waits: the queue default is paused"
+    api.world.execute("UPDATE nodes SET cordoned_at = clock_timestamp()")
+    assert get(api, made["id"]).json()["status"]["message"] == "waits: no node takes work now"
+
+
+def test_nodes_without_room_are_told(api, node):
+    api.world.execute("UPDATE nodes SET cpu_millicores = 60")
+    assert create(api)["status"]["state"] == "Running"
+    made = create(api)
+    cause = "nodes that could take it (there are 1) have no room, or others are before it"
+    assert made["status"]["message"] == f"waits: {cause}"
+    let_time_run_out(api, made["id"])
+    assert get(api, made["id"]).json()["status"]["message"] == f"not started in time: {cause}"
+
+
+def test_create_that_runs_asks_for_no_reason_to_wait(api, node):
+    with noting_statements() as statements:
+        assert create(api)["status"]["state"] == "Running"
+    assert len([sql for sql in statements if "n.ingress_url, n.ingress_address" in sql]) == 1
+    assert not [sql for sql in statements if "AS running_left" in sql]
 
 
 def test_renewed_one_lives_on_and_a_shorter_time_counts_too(api, node):

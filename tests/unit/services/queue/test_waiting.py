@@ -7,7 +7,7 @@ from core.ids import new_id
 from repositories.nodes import NodeCapacity
 from repositories.quotas import QuotaStanding
 from repositories.trials_read import TrialRow
-from services.waiting import reason_to_wait
+from services.waiting import lacking_quota, reason_to_wait
 
 NOW = datetime.now(UTC)
 
@@ -87,3 +87,21 @@ def test_a_stopped_queue_and_a_cap_are_told():
     assert reason_to_wait(make_trial(), nodes, None, {"default": True}) == "paused"
     assert reason_to_wait(make_trial(), nodes, None, {"default": False}) == "queue"
     assert reason_to_wait(make_trial(is_before_gate=True), nodes) == "concurrency"
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({}, None),
+        ({"running_left": 0.0, "starts_left": 0.0}, ("max_running", 1.0, 0.0)),
+        ({"running_left": 3.0, "starts_left": 0.0}, ("rate_per_second", 1.0, 0.0)),
+        ({"cpu_left": 1999.0}, ("max_cpu_millicores", 2000, 1999.0)),
+        ({"memory_left": 1.0}, ("max_memory_bytes", 2 << 30, 1.0)),
+        ({"gpu_left": 0.0}, None),
+        ({"budget_left": 9.0}, ("budget_cpu_seconds", 10.0, 9.0)),
+    ],
+    ids=str,
+)
+def test_the_quota_that_is_used_up_is_named(changes, lacking):
+    standing = replace(QuotaStanding(False, 5.0, None, None, None, None), **changes)
+    assert lacking_quota(make_trial(), standing) == lacking
