@@ -171,7 +171,11 @@ def _refuse_what_is_missing(request: CreateSandboxRequest) -> None:
         raise WireInvalidError(_INVALID, "hooks are not run in this release; leave it out", field="lifecycle")
     _refuse_ways_out(request.network_policy)
     if request.credential_proxy is not None and request.credential_proxy.enabled:
-        raise WireInvalidError(_INVALID, "needs a networkPolicy", field="credentialProxy")
+        raise WireInvalidError(
+            _INVALID,
+            "credentials are not put into requests in this release; leave it out",
+            field="credentialProxy",
+        )
 
 
 def _refuse_ways_out(policy: NetworkPolicyRequest | None) -> None:

@@ -335,7 +335,11 @@ def test_what_denies_every_way_out_is_what_there_is(api):
         api, 501, code, "a.example",
         networkPolicy={"defaultAction": "deny", "egress": [{"action": "allow", "target": "a.example"}]},
     )  # fmt: skip
-    refused(api, 400, INVALID, "credentialProxy", credentialProxy={"enabled": True})
+    for policy in (None, {"defaultAction": "deny"}):
+        refused(
+            api, 400, INVALID, "credentialProxy: credentials are not put into requests in this release",
+            networkPolicy=policy, credentialProxy={"enabled": True},
+        )  # fmt: skip
     made(api, credentialProxy={"enabled": False})
 
 
