@@ -14,7 +14,7 @@ from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.filesystem import SearchEntry, WriteEntry
 from opensandbox.models.sandboxes import SandboxFilter, SnapshotFilter
-from opensandbox.models.templates import TemplateFilter
+from opensandbox.models.templates import CreateTemplateRequest, TemplateFilter
 from opensandbox.sync import SandboxManagerSync, SandboxSync
 
 from tests.support.execd import wait_for
@@ -214,23 +214,30 @@ def test_an_image_that_is_not_there_is_said_in_words(client: LiveClient) -> None
 
 def test_what_is_not_offered_is_refused_in_words(client: LiveClient) -> None:
     with client.opened() as box:
-        for refused in (
-            box.get_egress_policy,
-            lambda: box.patch_egress_rules([]),
-            lambda: box.delete_egress_rules(["a.com"]),
-            box.credential_vault.get,
-            lambda: box.get_signed_endpoint(8080, int(time.time()) + 60),
-            box.isolation.capabilities,
+        for refused, status in (
+            (box.get_egress_policy, 501),
+            (lambda: box.patch_egress_rules([]), 501),
+            (lambda: box.delete_egress_rules(["a.com"]), 501),
+            (box.credential_vault.get, 501),
+            (lambda: box.get_signed_endpoint(8080, int(time.time()) + 60), 400),
+            (box.isolation.capabilities, 404),
         ):
-            with pytest.raises(SandboxApiException):
+            with pytest.raises(SandboxApiException) as error:
                 refused()
+            assert error.value.status_code == status
     with pytest.raises(SandboxApiException) as error:
         client.sandbox.create_from_template(
             "tpl-1", timeout=timedelta(minutes=1), connection_config=client.config()
         )
     assert error.value.status_code == 501
     with client.managed() as manager:
-        for refused in (lambda: manager.get_template("t"), lambda: manager.list_templates(TemplateFilter())):
+        asked = CreateTemplateRequest(image="a", publish="s3://b/c")
+        for refused in (
+            lambda: manager.create_template(asked),
+            lambda: manager.get_template("t"),
+            lambda: manager.list_templates(TemplateFilter()),
+            lambda: manager.delete_template("t"),
+        ):
             with pytest.raises(SandboxApiException) as error:
                 refused()
             assert error.value.status_code == 501
