@@ -437,6 +437,50 @@ def test_the_program_itself(server: LiveServer, tmp_path: Path) -> None:
     json.loads(done.stdout)
 
 
+BINARY = b"\x00\x01\x02\xff\n\x80"
+
+
+@pytest.mark.parametrize(
+    ("reads", "encoding", "written"),
+    [
+        # The program reads text. Where each byte is a character, what comes is what is written.
+        ("latin-1:replace", "latin-1", BINARY),
+        # Where it is none, nothing is: not something else.
+        ("utf-8", "utf-8", None),
+        # As it is where no locale is set.
+        ("utf-8:surrogateescape", "utf-8", None),
+    ],
+    ids=["bytes-as-characters", "text", "text-with-escapes"],
+)
+def test_what_is_piped_in_is_written_to_the_byte_or_not_at_all(
+    osb: Osb, box: str, tmp_path: Path, reads: str, encoding: str, written: bytes | None
+) -> None:
+    """B-155."""
+    done = subprocess.run(
+        [
+            client_environment("requirements.lock") / "osb",
+            *("file", "write", box, "/tmp/piped", "--encoding", encoding),
+        ],
+        check=False,
+        input=BINARY,
+        capture_output=True,
+        timeout=60,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "PYTHONIOENCODING": reads,
+            "OPENSANDBOX_DISABLE_METRICS": "1",
+            **osb.server.variables,
+        },
+    )
+    assert (done.returncode == 0) == (written is not None), done.stderr
+    if written is None:
+        osb.run("file", "info", box, "/tmp/piped", "-o", "json", fails=True)
+    else:
+        osb.run("file", "download", box, "/tmp/piped", str(tmp_path / "back"))
+        assert (tmp_path / "back").read_bytes() == written
+
+
 def test_through_the_server_proxy(osb: Osb, box: str) -> None:
     assert osb.run("--use-server-proxy", "command", "run", box, "--", "echo", "there") == "there\n"
 
