@@ -20,8 +20,8 @@
 | B-134, B-137, B-139 | `tests/integration/runtimes/test_image_pull.py`, `tests/pain/test_images.py` |
 | B-148 | reasons of ends: `tests/integration/worker/test_sessions.py` |
 | B-149 | `tests/clients/live/test_descriptors.py` |
-| B-151 to B-154 | clients: `tests/clients`; error bodies: `tests/integration/api/test_wire_calls.py` |
-| B-155 | of the published program, what holds: `test_what_is_piped_in_…` in `tests/clients/live/test_cli.py` |
+| B-151, B-152, B-154 | clients: `tests/clients`; error bodies: `tests/integration/api/test_wire_calls.py` |
+| B-155 | `test_what_is_piped_in_…` in `tests/clients/live/test_cli.py`, as far as the published program goes |
 | T59, T61, T64, T65, T70, T71, T98 | `tests/integration/api/test_wire_calls.py` |
 | T60 | no call takes more than one id |
 | T24, T57, T83 | `tests/integration/api/test_wire_create.py` |
