@@ -3,7 +3,9 @@
 A file and a test of it; `tests/integration/` stands before each.
 """
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ PROVOKED = {
     "BACKEND_TIMEOUT": (PROXY, "test_a_program_that_does_not_answer_in_time_is_a_504"),
     "BACKEND_RESPONSE_FAILED": (PROXY, "test_what_the_ingress_says_comes_as_clients_read_it"),
     "MISSING_OR_INVALID_SECURE_ACCESS": (PROXY, "test_a_secure_sandbox_wants_its_token_as_well"),
-    "DIAGNOSTICS_SCOPE_UNSUPPORTED": ("api/test_diagnostics.py", "test_scopes_of_logs_and_events"),
+    "DIAGNOSTICS_SCOPE_UNSUPPORTED": ("api/test_diagnostics.py", "test_what_cannot_be_asked_is_refused"),
     "DOCKER::SANDBOX_NOT_FOUND": (CALLS, "test_foreign_and_unknown_ones_look_alike"),
     "DOCKER::SANDBOX_IMAGE_PULL_FAILED": FAILED_START,
     "DOCKER::SANDBOX_START_FAILED": FAILED_START,
@@ -141,10 +143,71 @@ CANNOT_HAPPEN = {
 @pytest.mark.parametrize("code", PROVOKED)
 def test_code_is_named_by_the_test_that_provokes_it(code):
     path, name = PROVOKED[code]
-    text = (REPOSITORY / "tests/integration" / path).read_text()
-    assert f"def {name}(" in text
+    texts = texts_of(definitions(path), name)
     # Volumes' codes are put together there.
-    assert code in text or code.removeprefix("VOLUME::") in text
+    assert {code, code.removeprefix("VOLUME::")} & texts
+
+
+def test_a_code_is_looked_for_in_the_test_and_what_it_names_and_nowhere_else():
+    source = """
+CASES = [("x", "OF A CONSTANT")]
+ALSO: str = "OF ANOTHER"
+@fixture
+def made(): return "OF A FIXTURE"
+def helper(): return ALSO
+@parametrize(CASES)
+def test_one(made):
+    \"\"\"IN WORDS\"\"\"
+    # AS A COMMENT
+    assert helper() == f"{made}: OWN"
+def test_two(): assert "OF ANOTHER TEST"
+"""
+    found = texts_of(definitions_in(source), "test_one")
+    assert found == {"x", "OF A CONSTANT", "OF ANOTHER", "OF A FIXTURE", ": OWN"}
+
+
+def test_a_test_that_is_not_there_names_nothing():
+    assert texts_of(definitions_in("def other(): return 'X'"), "test_gone") == set()
+
+
+@cache
+def definitions(path: str) -> dict[str, ast.stmt]:
+    """What a file of `tests/integration` defines, by name."""
+    return definitions_in((REPOSITORY / "tests/integration" / path).read_text())
+
+
+def definitions_in(source: str) -> dict[str, ast.stmt]:
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+            found.update(dict.fromkeys(names, node))
+    return found
+
+
+def texts_of(defined: dict[str, ast.stmt], name: str) -> set[str]:
+    """The strings of a test, of its parameters, and of the helpers, fixtures and constants that it names."""
+    texts: set[str] = set()
+    seen: set[str] = set()
+    left = [name]
+    while left:
+        node = defined.get(found := left.pop())
+        if node is None or found in seen:
+            continue
+        seen.add(found)
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                left.append(part.id)
+            elif isinstance(part, ast.arg):
+                left.append(part.arg)
+            elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                texts.add(part.value)
+            elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+                part.value.value = None  # a docstring asserts nothing
+    return texts
 
 
 def test_code_that_is_used_is_in_the_table():
