@@ -26,7 +26,7 @@ from traffic.access import AccessNotes
 from traffic.backends import Backend
 from traffic.bodies import BodyReader
 from traffic.errors import BackendError, MessageError
-from traffic.headers import EXECD_TOKEN, SECURE_ACCESS, Forwarded, upgrade_of
+from traffic.headers import SECURE_ACCESS, Forwarded, upgrade_of
 from traffic.heads import RequestHead, keeps_alive, values_of
 from traffic.messages import SAFE_TO_REPEAT, outgoing_head
 from traffic.streams import Stream
@@ -39,7 +39,7 @@ EGRESS_PORT: Final = 18080
 """Where clients look for the control of a sandbox's outgoing traffic; fixed by the wire protocol."""
 
 _HEALTH_TARGET: Final = b"/status.ok"
-_EXECD_DROPPED: Final = frozenset([EXECD_TOKEN, b"authorization", b"cookie"])
+_EXECD_DROPPED: Final = frozenset([b"authorization", b"cookie"])
 _BACKLOG: Final = 1024
 
 _READY_AT_ONCE: Final = 16

@@ -65,7 +65,7 @@ def open_host_path(
             with HostFolder(os.open(top, _FLAGS)) as opened:
                 # Now link by link: whoever may write there may have changed it since.
                 return _descend(volume, "host_path", opened, str(real.relative_to(top)), owner, links=False)
-    return volume.refuse("host_path", f"{path} leads to {real}, which is in no folder that sandboxes may see")
+    return volume.refuse("host_path", f"{path} leads out of the folders that sandboxes may see")
 
 
 def open_sub_path(volume: VolumeMount, folder: HostFolder, path: str, owner: tuple[int, int]) -> HostFolder:

@@ -32,7 +32,7 @@ _HOP_BY_HOP: Final = frozenset(
     + b"te transfer-encoding upgrade http2-settings".split()
 )
 _NEVER: Final = frozenset(
-    [b"open-sandbox-api-key", SECURE_ACCESS, ACCESS_RENEW, *HOST_ROUTES, b"forwarded", b"x-real-ip"]
+    [b"open-sandbox-api-key", EXECD_TOKEN, SECURE_ACCESS, ACCESS_RENEW, *HOST_ROUTES, b"forwarded", b"x-real-ip"]
 )
 _NEVER_PREFIXES: Final = (b"x-forwarded-", b"sandmill-forwarded-")
 _FRAMING: Final = frozenset([b"content-length", b"host"])
@@ -50,12 +50,19 @@ def passing_headers(headers: Headers, *, is_request: bool, also: Collection[byte
         for token in value.split(b",")
     }
     dropped = _HOP_BY_HOP | (named - _FRAMING) | frozenset(also)
-    dropped |= _NEVER if is_request else {INGRESS_ERROR.lower()}
+    if not is_request:
+        dropped |= {INGRESS_ERROR.lower()}
     return [
         (name, value)
         for name, value in headers
-        if (key := name.lower()) not in dropped and not (is_request and key.startswith(_NEVER_PREFIXES))
+        if name.lower() not in dropped and not (is_request and _is_kept_back(name))
     ]
+
+
+def _is_kept_back(name: bytes) -> bool:
+    """Whether no program in a sandbox may see it. Those of CGI and WSGI see an underscore as a dash."""
+    key = name.lower().replace(b"_", b"-")
+    return key in _NEVER or key.startswith(_NEVER_PREFIXES)
 
 
 def upgrade_of(headers: Headers) -> bytes | None:

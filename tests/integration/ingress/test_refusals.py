@@ -336,6 +336,8 @@ def test_headers_of_other_hops_and_of_ours_stay_out_of_the_sandbox(ingress):
         f"OpenSandbox-Secure-Access: {TOKEN}x\r\nOPEN-SANDBOX-API-KEY: sm_k\r\nX-Forwarded-For: 6.6.6.6\r\n"
         "X-Forwarded-Proto: https\r\nx-forwarded-own: 1\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n"
         "Sandmill-Forwarded-For: 6.6.6.6\r\nOpenSandbox-Access-Renew: skip\r\nProxy-Authorization: p\r\n"
+        "X-EXECD-ACCESS-TOKEN: sm_k\r\nX_Execd_Access_Token: sm_k\r\nOPEN_SANDBOX_API_KEY: sm_k\r\n"
+        "X_Forwarded_For: 6.6.6.6\r\nSandmill_Forwarded-For: 6.6.6.6\r\n"
         "Keep-Alive: 5\r\nTE: gzip\r\nConnection: X-Named, Host\r\nX-Named: 1\r\nUpgrade: h2c\r\n"
         "HTTP2-Settings: AAA\r\n"
     )
