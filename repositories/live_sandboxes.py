@@ -14,6 +14,7 @@ __all__ = [
     "SANDBOX_COLUMNS",
     "LiveSandboxRepository",
     "NewSandboxRow",
+    "PlacedSandbox",
     "SandboxEventRow",
     "SandboxRow",
     "WishRow",
@@ -123,7 +124,8 @@ WHERE trial_id = %(id)s AND tenant_id = %(tenant_id)s AND hidden_at IS NULL
 """
 
 _FIND_WITH_INGRESS = f"""
-SELECT {SANDBOX_COLUMNS}, n.ingress_url, n.ingress_address
+SELECT {SANDBOX_COLUMNS}, n.ingress_url, n.ingress_address,
+       coalesce(s.expires_at <= clock_timestamp(), false) AS has_expired
 FROM sandbox_sessions s LEFT JOIN nodes n ON n.id = s.node_id
 WHERE s.trial_id = %(id)s AND s.tenant_id = %(tenant_id)s AND NOT s.is_warm
 """
@@ -226,6 +228,19 @@ class WishRow:
     ended_by: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedSandbox:
+    """A sandbox, and its node's ingress: its URL for the API, its address for clients; None where there is none.
+
+    has_expired: its time is over, whether or not anybody has ended it yet.
+    """
+
+    sandbox: SandboxRow
+    ingress_url: str | None
+    ingress_address: str | None
+    has_expired: bool
+
+
 class LiveSandboxRepository(TenantSqlRepository):
     """Live sandboxes of one tenant."""
 
@@ -299,13 +314,13 @@ class LiveSandboxRepository(TenantSqlRepository):
         """Let the wire say from now on that there is none."""
         self._mine_count(_HIDE, {"id": sandbox_id})
 
-    def find_with_ingress(self, sandbox_id: UUID) -> tuple[SandboxRow | None, str | None, str | None]:
-        """Look one up, and where its node's ingress is: (sandbox, address for the API, address for clients)."""
+    def find_with_ingress(self, sandbox_id: UUID) -> PlacedSandbox | None:
+        """Look one up, and where its node's ingress is."""
         row = self._mine_or_none(_FIND_WITH_INGRESS, {"id": sandbox_id})
         if row is None:
-            return None, None, None
-        url, address = row.pop("ingress_url"), row.pop("ingress_address")
-        return SandboxRow(**row), url, address
+            return None
+        place = {name: row.pop(name) for name in ("ingress_url", "ingress_address", "has_expired")}
+        return PlacedSandbox(SandboxRow(**row), **place)
 
     def events(self, sandbox_id: UUID, *, limit: int) -> list[SandboxEventRow]:
         """The newest events, oldest of them first."""

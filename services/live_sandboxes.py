@@ -17,6 +17,7 @@ from models.snapshots import SnapshotState
 from repositories.live_sandboxes import (
     LiveSandboxRepository,
     NewSandboxRow,
+    PlacedSandbox,
     SandboxEventRow,
     SandboxRow,
     WishRow,
@@ -365,29 +366,32 @@ class LiveSandboxService:
 
     def started(self, sandbox_id: UUID) -> tuple[SandboxRow, Endpoint | None]:
         """Look one up, also after its end; and say where its ports are, if it runs."""
-        row, url, address = self._sandboxes.find_with_ingress(sandbox_id)
-        if row is None:
+        placed = self._sandboxes.find_with_ingress(sandbox_id)
+        if placed is None:
             raise SandboxMissingError(sandbox_id)
-        if row.state != WireState.RUNNING or url is None or address is None:
-            return row, None
-        return row, Endpoint(url, address, row.access_token, row.is_secure)
+        row = placed.sandbox
+        runs = row.state == WireState.RUNNING and not placed.has_expired
+        return row, _endpoint_of(placed) if runs else None
 
     def endpoint(self, sandbox_id: UUID) -> Endpoint:
         """Say where its ports are. Raises EndpointNotReadyError before it runs, WireConflictError, WireFailureError."""
-        found, url, address = self._sandboxes.find_with_ingress(sandbox_id)
-        row = visible(found, sandbox_id)
+        placed = self._sandboxes.find_with_ingress(sandbox_id)
+        row = visible(None if placed is None else placed.sandbox, sandbox_id)
         if row.state in _NOT_YET:
             raise EndpointNotReadyError(sandbox_id, row.state)
         if row.state == WireState.FAILED:
             raise _failed(row)
-        if row.node_id is None or row.ended_at is not None or row.state == WireState.STOPPING:
+        # What has expired is reached no more by any way, though its end may not have been written yet.
+        is_over = row.ended_at is not None or (placed is not None and placed.has_expired)
+        if row.node_id is None or is_over or row.state == WireState.STOPPING:
             raise _wrong_state(row, "reached", "Running or Paused", code="DOCKER::SANDBOX_NOT_RUNNING")
-        if url is None or address is None:
+        endpoint = None if placed is None else _endpoint_of(placed)
+        if endpoint is None:
             raise WireFailureError(
                 "DOCKER::NETWORK_MODE_ENDPOINT_UNAVAILABLE",
                 "no ingress runs on the sandbox's node: start one with 'sandmill-server ingress'",
             )
-        return Endpoint(url, address, row.access_token, row.is_secure)
+        return endpoint
 
     def _require(self, sandbox_id: UUID) -> SandboxRow:
         row = self._sandboxes.find(sandbox_id)
@@ -467,6 +471,13 @@ def _bad_restore(message: str) -> SnapshotStateError:
 
 def _spelled(platform: Mapping[str, str] | None) -> str:
     return "/".join((platform or {}).get(part, "?") for part in ("os", "arch"))
+
+
+def _endpoint_of(placed: PlacedSandbox) -> Endpoint | None:
+    url, address = placed.ingress_url, placed.ingress_address
+    if url is None or address is None:
+        return None
+    return Endpoint(url, address, placed.sandbox.access_token, placed.sandbox.is_secure)
 
 
 def _failed(row: SandboxRow) -> WireFailureError | SandboxStateError:

@@ -32,7 +32,15 @@ _HOP_BY_HOP: Final = frozenset(
     + b"te transfer-encoding upgrade http2-settings".split()
 )
 _NEVER: Final = frozenset(
-    [b"open-sandbox-api-key", EXECD_TOKEN, SECURE_ACCESS, ACCESS_RENEW, *HOST_ROUTES, b"forwarded", b"x-real-ip"]
+    [
+        b"open-sandbox-api-key",
+        EXECD_TOKEN,
+        SECURE_ACCESS,
+        ACCESS_RENEW,
+        *HOST_ROUTES,
+        b"forwarded",
+        b"x-real-ip",
+    ]
 )
 _NEVER_PREFIXES: Final = (b"x-forwarded-", b"sandmill-forwarded-")
 _FRAMING: Final = frozenset([b"content-length", b"host"])

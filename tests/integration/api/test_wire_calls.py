@@ -330,6 +330,17 @@ def test_port_that_is_no_number_is_told_by_place(api):
     assert response.json()["detail"][0]["loc"] == ["path", "port"]
 
 
+@SANDBOXES_BY_HAND
+def test_what_has_expired_has_no_endpoint_though_nobody_has_ended_it_yet(api):
+    sandbox = make(api)
+    node_id = node_with_ingress(api)
+    put_in_state(api, sandbox, "Running", node_id=node_id, expires_at=datetime.now(UTC) + timedelta(hours=1))
+    assert endpoint(api, sandbox, 8080).status_code == 200
+    put_in_state(api, sandbox, "Running", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    response = endpoint(api, sandbox, 8080)
+    assert (response.status_code, response.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
+
+
 def test_signed_endpoints_are_refused_in_the_protocols_words(api):
     sandbox = make(api)
     plain = endpoint(api, sandbox, 8080, "?expires=2000000000")
