@@ -68,7 +68,7 @@ class PoolMissingError(NotFoundError):
 
 
 class PoolExhaustedError(QuotaExceededError):
-    """As many sandboxes of the pool are in use as there may be."""
+    """None of the pool's sandboxes is free, and there are as many as there may be."""
 
     code = "KUBERNETES::POOL_CAPACITY_EXHAUSTED"
 
@@ -76,7 +76,8 @@ class PoolExhaustedError(QuotaExceededError):
         """pool: as the caller named it. ids: of all pools that fit."""
         name = "the pools that fit" if pool == "*" else f"the pool {pool}"
         super().__init__(
-            f"all sandboxes that {name} may have are in use: try again, raise poolMax, or leave extensions.poolRef out"
+            f"no sandbox of {name} is free, and there may be no more of them: those there are, are in use or still start; "
+            "try again, raise poolMax, or leave extensions.poolRef out"
         )
         self.pools = tuple(ids)
 
