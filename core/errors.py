@@ -306,3 +306,7 @@ class SpecInvalidError(RunFailure):
     code = "spec_invalid"
     failure_class = FailureClass.SPEC
     retryable = False
+
+
+class VolumeMissingError(SpecInvalidError):
+    """There is no named volume of that name on the node, and the job says that none is to be made."""

@@ -19,6 +19,7 @@ from runtimes.bundle import (
 from runtimes.hidden_paths import HIDDEN_PROC_FILES, HIDDEN_PROC_FOLDERS, HIDDEN_SYS_FOLDERS
 from runtimes.oci_runtimes import DEFAULT_FAMILY, OciFamily
 from runtimes.raw_engine import LABEL_PREFIX
+from runtimes.reserved_folders import reserved_folder
 
 __all__ = [
     "DISK_LABEL",
@@ -63,8 +64,6 @@ _BYTES_PER_INODE = 4096
 
 _MAX_VOLUMES = 16
 """Real images have one or two."""
-
-_NO_WORKDIR = {"/dev", "/proc", "/sys", BUNDLE_MOUNT}
 
 _MASKED_PATHS = (
     *(f"/proc/{name}" for name in (*HIDDEN_PROC_FILES, *HIDDEN_PROC_FOLDERS)),
@@ -178,7 +177,7 @@ def user_of(spec: SandboxSpec, image: ContainerImage, rules: ContainerRules) -> 
 def check_mount_paths(volumes: Sequence[VolumeMount]) -> None:
     """Refuse volumes that would cover what is the kernel's or execd's. Raises SpecInvalidError."""
     for volume in volumes:
-        owner = _owner_of(volume.mount_path)
+        owner = reserved_folder(volume.mount_path)
         if owner:
             volume.refuse(
                 "mount_path", f"{volume.mount_path} is in {owner}, which is the kernel's or execd's"
@@ -236,7 +235,7 @@ def _workdir(spec: SandboxSpec, image: ContainerImage) -> str:
     if not workdir.startswith("/") or "\0" in workdir or ".." in workdir.split("/"):
         message = f"workdir {workdir!r} is not an absolute path without '..'"
         raise SpecInvalidError(message, field="workdir")
-    owner = _owner_of(workdir)
+    owner = reserved_folder(workdir)
     if owner:
         message = f"workdir {workdir} is in {owner}, which belongs to the kernel or to execd"
         raise SpecInvalidError(message, field="workdir")
@@ -254,15 +253,9 @@ def _volumes(image: ContainerImage) -> list[str]:
     for path in image.volumes:
         if not path.startswith("/") or "\0" in path or ":" in path or ".." in path.split("/"):
             raise BadImageError(f"volume {path!r} of the image is not an absolute path without '..' and ':'")
-        if _owner_of(path) or not path.strip("/."):
+        if reserved_folder(path) or not path.strip("/."):
             raise BadImageError(f"volume {path!r} of the image would cover what is the kernel's or execd's")
     return sorted(image.volumes)
-
-
-def _owner_of(path: str) -> str:
-    """Give the first folder of a path if it is the kernel's or execd's, else nothing."""
-    first = "/" + next((name for name in path.split("/") if name not in ("", ".")), "")
-    return first if first in _NO_WORKDIR else ""
 
 
 def _host_config(spec: SandboxSpec, rules: ContainerRules, bundle: Bundle) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from docker.errors import APIError, NotFound
 
-from core.errors import DaemonError, NodeDiskFullError, SpecInvalidError
+from core.errors import DaemonError, NodeDiskFullError, SpecInvalidError, VolumeMissingError
 from runtimes import linux
 from runtimes.base import SandboxSpec, VolumeClaim, VolumeMount
 from runtimes.engine import Engine
@@ -139,12 +139,14 @@ def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
 def _volume_of(
     engine: Engine, volume: VolumeMount, claim: VolumeClaim, spec: SandboxSpec, owner: tuple[int, int]
 ) -> Mapping[str, Any]:
-    """Find a named volume, or make it."""
+    """Find a named volume, or make it. claim: with the engine's name, which is not told to who asks for another."""
     try:
         facts: Mapping[str, Any] = engine.inspect_volume(claim.name)
     except NotFound:
         if not claim.create_if_missing:
-            volume.refuse("claim", f"there is no volume {claim.name!r} on this node, and none is to be made")
+            field = f"volumes[{volume.name}].claim"
+            message = f"there is no volume {_asked_for(volume)!r} on this node, and none is to be made"
+            raise VolumeMissingError(f"{field}: {message}", field=field) from None
         labels = {_MANAGED_LABEL: "managed"}
         if NODE_LABEL in spec.labels:
             labels[NODE_LABEL] = spec.labels[NODE_LABEL]
@@ -162,13 +164,20 @@ def _volume_of(
     return facts
 
 
+def _asked_for(volume: VolumeMount) -> str:
+    """Give the name of a named volume as it was asked for."""
+    return "" if volume.claim is None else volume.claim.name
+
+
 def _check_access(
     facts: Mapping[str, Any], volume: VolumeMount, claim: VolumeClaim, allowed: Sequence[str]
 ) -> None:
     """Refuse volumes that are none of the sandboxes' business: of a database on the same engine, say."""
     is_ours = _MANAGED_LABEL in (facts.get("Labels") or {})
     if not is_ours and not _is_allowed(claim.name, allowed):
-        message = f"volume {claim.name!r} was not made by sandboxes: an operator may allow it by its name"
+        message = (
+            f"volume {_asked_for(volume)!r} was not made by sandboxes: an operator may allow it by its name"
+        )
         volume.refuse("claim", message)
 
 

@@ -70,6 +70,9 @@ MAX_TIMEOUT_SECONDS = 10**9
 NODE_LABEL = "sandmill/node"
 """Every node has this label, with its id; what only one node can do asks for it."""
 
+_ASKED_WRONGLY = ("VOLUME::", "SANDBOX::INVALID_PARAMETER")
+"""Reasons of failures that no node is to blame for, by how they begin: what was asked for can never be."""
+
 _NOT_YET = frozenset({WireState.PENDING, WireState.RESUMING})
 
 
@@ -480,12 +483,14 @@ def _endpoint_of(placed: PlacedSandbox) -> Endpoint | None:
     return Endpoint(url, address, placed.sandbox.access_token, placed.sandbox.is_secure)
 
 
-def _failed(row: SandboxRow) -> WireFailureError | SandboxStateError:
+def _failed(row: SandboxRow) -> WireFailureError | WireInvalidError | SandboxStateError:
     """Say of one that has failed why: to those who wait for its start, and to those who had it."""
     message = f"sandbox {row.id} has failed: {row.state_message or row.state_reason}"
     if row.running_at is not None:
         return SandboxStateError("DOCKER::SANDBOX_NOT_RUNNING", message)
     reason = row.state_reason or ""
+    if reason.startswith(_ASKED_WRONGLY):
+        return WireInvalidError(reason, message)
     return WireFailureError(
         reason if reason.startswith("DOCKER::") else "DOCKER::SANDBOX_START_FAILED", message
     )

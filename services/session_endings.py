@@ -1,5 +1,6 @@
 """Why a live sandbox is over: in the words of the wire, as a failure of its trial, and as the row of its attempt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import FailureClass, NotSupportedError, RunFailure, SandmillError
@@ -9,6 +10,7 @@ from repositories.attempts import AttemptEnd
 from runtimes.base import SandboxStats
 from services.attempt_control import AttemptControl, StopReason
 from services.outcomes import CANCELLED, Failure
+from services.volume_faults import volume_fault
 
 __all__ = [
     "SessionEnd",
@@ -86,8 +88,14 @@ def wanted_end(control: AttemptControl) -> SessionEnd | None:
             return SessionEnd("SANDBOX_DELETED")
 
 
-def failed_start(error: SandmillError, *, is_new: bool) -> SessionEnd:
-    """Say why a start came to nothing, or why an adopted sandbox is not there any more."""
+def failed_start(error: SandmillError, *, is_new: bool, volumes: Sequence[str] = ()) -> SessionEnd:
+    """Say why a start came to nothing, or why an adopted sandbox is not there any more.
+
+    volumes: their names, in the order of the request.
+    """
+    fault = volume_fault(error, volumes) if is_new else None
+    if fault is not None:
+        return SessionEnd(*fault, Failure(FailureClass.SPEC, error.code, fault[1]))
     cls = error.failure_class if isinstance(error, RunFailure) else FailureClass.INFRA
     reason = _REASONS.get(error.code, "DOCKER::SANDBOX_START_FAILED") if is_new else "SANDBOX_LOST"
     return SessionEnd(reason, error.message, Failure(cls, error.code, error.message))

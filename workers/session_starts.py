@@ -126,7 +126,8 @@ class SessionStarter:
         if isinstance(error, EntrypointFailedError):
             self._parts.outputs.keep_failure(start.claimed.trial_id, error)
         if self._kept.settle(start):
-            end = wanted_end(start.control) or failed_start(error, is_new=is_new)
+            volumes = [str(volume["name"]) for volume in start.claimed.spec.get("volumes", ())]
+            end = wanted_end(start.control) or failed_start(error, is_new=is_new, volumes=volumes)
             self._ends.write_end(start, end, SandboxStats(), is_removed=True)
         else:
             # Whoever gave it up could not know that nothing would come of it.

@@ -15,6 +15,7 @@ from core.errors import SpecInvalidError
 from core.ids import read_id
 from models.live_sandboxes import WireState
 from runtimes.local.images.names import ImageName
+from runtimes.reserved_folders import reserved_folder
 from services.jobspec import Resources
 from services.live_sandboxes import MAX_METADATA, NewSandbox
 from services.sandbox_caps import SandboxCaps
@@ -427,6 +428,13 @@ def _volume(request: VolumeRequest, field: str) -> Volume:
         raise WireInvalidError(
             "VOLUME::INVALID_MOUNT_PATH",
             "must be an absolute path without '..' and ':'",
+            field=f"{field}.mountPath",
+        )
+    reserved = reserved_folder(path)
+    if reserved:
+        raise WireInvalidError(
+            "VOLUME::INVALID_MOUNT_PATH",
+            f"is in {reserved}, which is the kernel's or execd's: choose another place",
             field=f"{field}.mountPath",
         )
     below = request.sub_path

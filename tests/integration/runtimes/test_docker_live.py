@@ -21,6 +21,7 @@ from core.errors import (
     ImageNotFoundError,
     RuntimeUnavailableError,
     SpecInvalidError,
+    VolumeMissingError,
 )
 from runtimes.base import (
     ALL_GPUS,
@@ -340,11 +341,13 @@ def test_volume_whose_sandbox_was_lost_is_collected(kind, volume):
 
 
 def test_missing_volume_that_is_not_to_be_made_is_named(kind, volume):
-    with pytest.raises(SpecInvalidError, match=volume) as caught:
-        kind.runtime.create(
-            kind.spec(volumes=[claimed(volume, create_if_missing=False)], **LIVE), timeout_seconds=60
-        )
-    assert caught.value.field == "volumes[v].claim"
+    theirs = VolumeMount("v", "/data", claim=VolumeClaim(volume, create_if_missing=False, owner="somebody"))
+    for wanted in (claimed(volume, create_if_missing=False), theirs):
+        with pytest.raises(VolumeMissingError) as caught:
+            kind.runtime.create(kind.spec(volumes=[wanted], **LIVE), timeout_seconds=60)
+        assert caught.value.field == "volumes[v].claim"
+        # By the name that was asked for, not by the engine's.
+        assert f"there is no volume {volume!r} on this node" in caught.value.message
     assert volume not in volume_names()
 
 

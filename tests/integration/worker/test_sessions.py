@@ -15,6 +15,8 @@ from core.errors import (
     RegistryAuthError,
     RegistryUnreachableError,
     SandmillError,
+    SpecInvalidError,
+    VolumeMissingError,
 )
 from services.reaping import Reaper
 from services.session_sweeping import SessionSweeper
@@ -116,6 +118,33 @@ def test_start_that_fails_says_why_and_holds_nothing(api, node, image, reason):
     assert get(api, made["id"]).status_code == 200
     assert api.client.delete(f"/v1/sandboxes/{made['id']}").status_code == 204
     assert get(api, made["id"]).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("blamed", "code", "told"),
+    [
+        ((VolumeMissingError, "claim"), "VOLUME::PVC_NOT_FOUND", "volumes[1].pvc.claimName: it is not there"),
+        (
+            (SpecInvalidError, "claim"),
+            "SANDBOX::INVALID_PARAMETER",
+            "volumes[1].pvc.claimName: it is not there",
+        ),
+        ((SpecInvalidError, "sub_path"), "VOLUME::INVALID_SUB_PATH", "volumes[1].subPath: it is not there"),
+    ],
+)
+def test_volume_that_no_node_can_give_is_the_requests_fault(api, node, blamed, code, told):
+    """B-010: as the refusal of the create would have been, by the field and the names of the request."""
+    error, part = blamed
+    field = f"volumes[data].{part}"
+    node.runtime.fails["create"] = error(f"{field}: it is not there", field=field)
+    names = ("first", "data")
+    made = create(api, volumes=[{"name": n, "mountPath": f"/{n}", "pvc": {"claimName": n}} for n in names])
+    status = made["status"]
+    assert (status["state"], status["reason"], status["message"]) == ("Failed", code, told)
+    refusal = api.client.get(f"/v1/sandboxes/{made['id']}/endpoints/44772")
+    assert (refusal.status_code, refusal.json()["code"]) == (400, code)
+    assert told in refusal.json()["message"]
+    assert node.events(made["id"]) == ["SANDBOX_ACCEPTED", code]
 
 
 def test_pause_and_resume(api, node, runtime):

@@ -79,6 +79,7 @@ PROVOKED = {
     "VOLUME::INVALID_HOST_PATH": BAD_VOLUME,
     "VOLUME::INVALID_PVC_NAME": BAD_VOLUME,
     "VOLUME::UNSUPPORTED_BACKEND": BAD_VOLUME,
+    "VOLUME::PVC_NOT_FOUND": (NODE, "test_volume_that_no_node_can_give_is_the_requests_fault"),
     # Ours: the protocol has no word for them.
     "SANDBOX::CONFLICT": (CREATES, "test_repeated_create_under_one_key_makes_one"),
     "SANDBOX::QUOTA_EXCEEDED": (CREATES, "test_queue_that_is_full_says_so_at_once"),
@@ -89,7 +90,8 @@ PROVOKED = {
     "SNAPSHOT::QUOTA_EXCEEDED": (SNAPSHOTS, "test_tenant_has_a_bounded_number_of_them"),
 }
 
-_LATER = "the node finds it out after the answer, and the sandbox is Failed with these words"
+_LATER = "the node finds it out after the answer: the sandbox is Failed with DOCKER::SANDBOX_START_FAILED and a message"
+_SUB_PATH = "the node finds it out after the answer: the sandbox is Failed with VOLUME::INVALID_SUB_PATH"
 _ASYNC = "a snapshot is accepted at once, and its state says what became of it"
 _FSB, _KUBERNETES = "there are no templates", "there is no Kubernetes"
 _OSSFS = "OSSFS is refused as a backend"
@@ -125,9 +127,8 @@ CANNOT_HAPPEN = {
     "SNAPSHOT::UNSUPPORTED_RUNTIME": _ASYNC,
     "VOLUME::HOST_PATH_NOT_FOUND": _LATER,
     "VOLUME::HOST_PATH_CREATE_FAILED": _LATER,
-    "VOLUME::PVC_NOT_FOUND": _LATER,
     "VOLUME::PVC_INSPECT_FAILED": _LATER,
-    "VOLUME::PVC_SUBPATH_UNSUPPORTED_DRIVER": _LATER,
+    "VOLUME::PVC_SUBPATH_UNSUPPORTED_DRIVER": _SUB_PATH,
     "VOLUME::INVALID_OSSFS_VERSION": _OSSFS,
     "VOLUME::INVALID_OSSFS_ENDPOINT": _OSSFS,
     "VOLUME::INVALID_OSSFS_BUCKET": _OSSFS,
