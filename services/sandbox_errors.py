@@ -76,8 +76,8 @@ class PoolExhaustedError(QuotaExceededError):
         """pool: as the caller named it. ids: of all pools that fit."""
         name = "the pools that fit" if pool == "*" else f"the pool {pool}"
         super().__init__(
-            f"no sandbox of {name} is free, and there may be no more of them: those there are, are in use or still start; "
-            "try again, raise poolMax, or leave extensions.poolRef out"
+            f"no sandbox of {name} is free, and there may be no more of them: those there are, are in use or still "
+            "start; try again, raise poolMax, or leave extensions.poolRef out"
         )
         self.pools = tuple(ids)
 
