@@ -10,6 +10,11 @@ __all__ = ["Asks", "ExpiredSandbox", "OrphanedSandbox", "SessionKeepingRepositor
 
 _STATE = "SELECT state FROM sandbox_sessions WHERE trial_id = %(trial_id)s"
 
+# Its number alone is the same in the next installation: on one engine, that one's tenant would find its volumes.
+_OWNER = """
+SELECT id || ' of ' || (extract(epoch FROM created_at) * 1000000)::bigint AS owner FROM tenants WHERE id = %(tenant_id)s
+"""
+
 _STAGE = """
 UPDATE sandbox_sessions SET node_id = %(node_id)s, state_reason = %(reason)s, state_message = %(message)s
 WHERE trial_id = %(trial_id)s AND state = 'Pending'
@@ -197,6 +202,11 @@ class SessionKeepingRepository(SqlRepository):
         """Give its state on the wire. None: the trial is no live sandbox's."""
         row = self._row(_STATE, {"trial_id": trial_id})
         return None if row is None else str(row["state"])
+
+    def owner(self, tenant_id: int) -> str:
+        """Give what a tenant's volumes are named by on an engine: another one in each installation."""
+        row = self._row(_OWNER, {"tenant_id": tenant_id})
+        return str(tenant_id) if row is None else str(row["owner"])
 
     def note_stage(self, trial_id: UUID, node_id: UUID, reason: str, message: str | None) -> None:
         """Say what a start is at, while it is pending."""

@@ -71,10 +71,11 @@ def to_sandbox_spec(
     node_id: UUID,
     session_id: UUID,
     ready_seconds: float,
+    owner: str,
 ) -> SandboxSpec:
     """Say what the runtime has to make. Raises SealBrokenError for credentials that cannot be read.
 
-    ready_seconds: from its image being there until it answers.
+    ready_seconds: from its image being there until it answers. owner: of its named volumes.
     """
     labels = sandbox_labels(claimed, node_id=node_id, session_id=session_id)
     if spec.job_workdir is not None:
@@ -96,7 +97,7 @@ def to_sandbox_spec(
         entrypoint=spec.entrypoint or None,
         image_auth=auth,
         platform=spec.platform,
-        volumes=[_mount(volume, owner=str(claimed.tenant_id)) for volume in spec.volumes],
+        volumes=[_mount(volume, owner=owner) for volume in spec.volumes],
         oci_runtime=spec.oci_runtime,
         ready_seconds=ready_seconds,
     )

@@ -87,7 +87,7 @@ class SessionStarter:
         control.is_kept = runtime is not None and runtime.outlives
         is_new = claimed.state == AttemptState.STARTING
         try:
-            handle = self._make(start, runtime) if is_new else find_sandbox(runtime, claimed)
+            handle = self._make(start, writer, runtime) if is_new else find_sandbox(runtime, claimed)
         except SandmillError as error:
             self._fail(start, error, is_new=is_new)
             return False
@@ -142,17 +142,20 @@ class SessionStarter:
             live.runtime.remove(live.handle)
         self._parts.wake()
 
-    def _make(self, start: SandboxStart, runtime: Runtime | None) -> SandboxHandle:
+    def _make(self, start: SandboxStart, writer: AttemptWriter, runtime: Runtime | None) -> SandboxHandle:
         claimed = start.claimed
         if runtime is None:
             raise RuntimeUnavailableError(f"this node does not offer the runtime {claimed.runtime}")
+        wanted = SessionSpec.from_json(claimed.spec)
+        has_claims = any(volume.claim is not None for volume in wanted.volumes)
         spec = to_sandbox_spec(
             claimed,
-            SessionSpec.from_json(claimed.spec),
+            wanted,
             box=self._box,
             node_id=self._parts.node_id,
             session_id=start.session_id,
             ready_seconds=self._ready_seconds,
+            owner=self._owner_of(claimed, writer) if has_claims else "",
         )
 
         def note(text: str) -> None:
@@ -178,6 +181,10 @@ class SessionStarter:
                 remove_sandbox(runtime, handle)
                 raise
         return handle
+
+    @staticmethod
+    def _owner_of(claimed: ClaimedAttempt, writer: AttemptWriter) -> str:
+        return writer.ask(lambda connection: SessionKeepingRepository(connection).owner(claimed.tenant_id))
 
     def _mark_running(self, live: LiveSandbox, writer: AttemptWriter) -> None:
         claimed = live.claimed

@@ -68,7 +68,7 @@ def claimed(spec: SessionSpec) -> ClaimedAttempt:
 def made(spec: SessionSpec) -> SandboxSpec:
     box = SecretBox("a secret of at least thirty-two characters")
     ids = {"node_id": UUID(int=5), "session_id": UUID(int=6)}
-    return to_sandbox_spec(claimed(spec), spec, box=box, ready_seconds=7.0, **ids)
+    return to_sandbox_spec(claimed(spec), spec, box=box, ready_seconds=7.0, owner="", **ids)
 
 
 def test_a_member_for_jobs_is_made_as_a_job_that_says_the_same():

@@ -4,10 +4,14 @@ from core.sealing import SecretBox
 from repositories.attempts import ClaimedAttempt
 from runtimes.base import SandboxSpec
 from services.jobspec import Resources
-from services.session_spec import SessionSpec
+from services.session_spec import SessionSpec, Volume
 from services.session_starting import to_sandbox_spec
 
-SPEC = SessionSpec("ubuntu", Resources(1000, 2 << 30, 1 << 30, 1024, 0))
+SPEC = SessionSpec(
+    "ubuntu",
+    Resources(1000, 2 << 30, 1 << 30, 1024, 0),
+    volumes=(Volume("v", "/mnt/v", claim="data"),),
+)
 
 
 def spec_of() -> SandboxSpec:
@@ -41,6 +45,7 @@ def spec_of() -> SandboxSpec:
         node_id=uuid.uuid4(),
         session_id=uuid.uuid4(),
         ready_seconds=45.0,
+        owner="7 of 1",
     )
 
 
@@ -49,3 +54,6 @@ def test_a_live_sandbox_is_its_users_own():
     assert (spec.is_sealed, spec.is_writable, spec.entrypoint) == (False, True, None)
     assert (spec.limits.memory_bytes, spec.limits.pids, spec.limits.open_files) == (2 << 30, 1024, 65_536)
     assert spec.ready_seconds == 45.0
+    (volume,) = spec.volumes
+    assert volume.claim is not None
+    assert (volume.claim.name, volume.claim.owner) == ("data", "7 of 1")
