@@ -19,8 +19,6 @@ from tests.support.client_environment import client_environment
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer
 
-pytestmark = pytest.mark.one_a_day("server")
-
 
 class Osb:
     """`osb` as a user has it: in an environment and with a home of its own.

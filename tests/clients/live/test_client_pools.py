@@ -13,8 +13,6 @@ from tests.support.client_environment import client_environment
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer, live_client
 
-pytestmark = pytest.mark.one_a_day("server")
-
 PROGRAM = textwrap.dedent(
     """
     import asyncio, inspect, os, sys, time

@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.live import LiveServer
 
-pytestmark = pytest.mark.one_a_day("server")
-
 MODULE = "github.com/alibaba/OpenSandbox/sdks/sandbox/go"
 SOURCE = Path(__file__).parents[2] / "support" / "go_smoke" / "main.go"
 LOCAL_COPY = "SANDMILL_TEST_GO_SDK"

@@ -14,8 +14,6 @@ from tests.support.client_environment import harbor_environment
 from tests.support.execd import wait_for
 from tests.support.live import LiveServer, live_client
 
-pytestmark = pytest.mark.one_a_day("server")
-
 TASK = """\
 version = "1.0"
 

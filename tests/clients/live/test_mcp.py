@@ -6,12 +6,8 @@ import subprocess
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from tests.support.client_environment import client_environment
 from tests.support.live import LiveServer
-
-pytestmark = pytest.mark.one_a_day("server")
 
 PROGRAM = textwrap.dedent(
     """

@@ -12,8 +12,6 @@ import pytest
 
 from tests.support.live import LiveServer
 
-pytestmark = pytest.mark.one_a_day("server")
-
 NPM_VERSION = "0.1.11"
 MAVEN_VERSION = "1.0.0"
 

@@ -12,8 +12,6 @@ from opensandbox.models.sandboxes import SandboxFilter
 from tests.support.client_environment import client_environment
 from tests.support.live import LiveServer, live_client
 
-pytestmark = pytest.mark.one_a_day("server")
-
 _SCRIPT = Path(__file__).parents[2] / "support/inside/rock.py"
 
 
