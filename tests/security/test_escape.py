@@ -1,16 +1,46 @@
-"""Ways out of a sandbox (threat model, T1 to T13), tried from inside every real runtime."""
+"""Ways out of a sandbox (threat model, T1 to T13), tried from inside every real runtime.
 
+Of `docker` as jobs have their sandboxes, of `local` as live ones are, too; of writable containers, whose root has six
+capabilities, `test_containers.py`.
+"""
+
+import contextlib
 import json
+import signal
 import uuid
 from pathlib import Path
 
 import pytest
 
+from core.errors import ExecdUnreachableError
 from runtimes.base import FileUpload
 from tests.support import probes
 from tests.support.entry_points import ENTRY_POINTS
 from tests.support.outside import background, host_process, host_processes, listening_on_the_host
-from tests.support.sandboxes import is_root
+from tests.support.runtime_fixtures import kind_named, runtime_params
+from tests.support.sandboxes import Kind, is_root
+
+LIVE = "local-live"
+ENDS_A_LIVE_ONE = [signal.SIGTERM, signal.SIGINT]
+
+
+class LiveKind(Kind):
+    """A runtime with sandboxes as live ones are started: under root with user 0, and writable."""
+
+    def spec(self, **changes):
+        return super().spec(**{"is_sealed": False, "is_writable": True, **changes})
+
+
+@pytest.fixture(scope="session", params=[*runtime_params("local", "docker"), LIVE])
+def real_kind(request, runtime_folder):
+    """Every runtime that starts something, in each form."""
+    for kind in kind_named(request.param.partition("-")[0], runtime_folder):
+        yield LiveKind(kind.runtime, kind.image, kind.python_argv) if request.param == LIVE else kind
+
+
+@pytest.fixture
+def is_live(real_kind):
+    return isinstance(real_kind, LiveKind)
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +55,10 @@ def probe_line(shared_box):
 
 
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
-def test_no_process_has_any_privilege(shared_box, probe_line, entry):
-    """T1: whichever way it is started."""
+def test_no_process_has_any_privilege(shared_box, probe_line, entry, is_live):
+    """T1: whichever way it is started. User 0 of a live sandbox has no capability either."""
     said = ENTRY_POINTS[entry](shared_box, probe_line("privileges"))
-    assert probes.privilege_faults(json.loads(said)) == []
+    assert probes.privilege_faults(json.loads(said)) == (["Gid", "Uid"] if is_live and is_root() else [])
 
 
 @pytest.mark.skipif(not is_root(), reason="an ordinary user's sandboxes run as that user")
@@ -52,7 +82,7 @@ def test_dangerous_system_calls_are_refused_with_an_error(shared_box):
     assert probes.find(shared_box, "system_calls") == []
 
 
-def test_setuid_bit_cannot_be_set_to_any_use(shared_box):
+def test_setuid_bit_cannot_be_set_to_any_use(shared_box, is_live):
     """T3: a program of one's own with the bit, and every program of the image that has it."""
     shared_box.client.upload([FileUpload("/tmp/setuid", b"#!/bin/sh\nid -u\n", 0o6755)])
     said = shared_box.sh(
@@ -60,7 +90,7 @@ def test_setuid_bit_cannot_be_set_to_any_use(shared_box):
     )
     users = said.out.split()
     assert users
-    assert "0" not in users
+    assert ("0" in users) == (is_live and is_root())  # then it is everybody's own number, which gives nothing
 
 
 def test_no_engine_or_cluster_is_in_reach(shared_box):
@@ -85,13 +115,25 @@ def test_execd_cannot_be_changed_from_inside(shared_box):
     assert probes.find(shared_box, "attack_execd") == []
 
 
-def test_execd_cannot_be_slowed_starved_or_ended_from_inside(real_kind):
+def test_execd_cannot_be_slowed_starved_or_ended_from_inside(real_kind, is_live):
     """T7: every signal, and every call and file by which one process of a user steers another."""
+    own = ENDS_A_LIVE_ONE if is_live else []  # whose own it is: it may end it
     with real_kind.box() as box:
-        assert probes.find(box, "steer_execd") == []
+        assert probes.find(box, "steer_execd", *(str(int(number)) for number in own)) == []
         box.client.ping()
-        assert box.sh("kill -TERM 1; kill -INT 1; kill -KILL 1; kill -STOP 1; echo on").out == "on\n"
+        sent = [name for name in ("TERM", "INT", "KILL", "STOP") if signal.Signals[f"SIG{name}"] not in own]
+        assert box.sh("".join(f"kill -{name} 1; " for name in sent) + "echo on").out == "on\n"
         assert box.sh("ulimit -n 50; ulimit -n").out == "50\n"
+
+
+@pytest.mark.parametrize("number", ENDS_A_LIVE_ONE)
+def test_live_sandbox_ends_by_the_signals_to_process_1_that_stop_a_program(real_kind, is_live, number):
+    """T7: these two, and of a live one only."""
+    with real_kind.box() as box:
+        ends = pytest.raises(ExecdUnreachableError) if is_live else contextlib.nullcontext()
+        with ends:
+            box.sh(f"kill -{int(number)} 1; sleep 1")
+            box.client.ping()
 
 
 def test_programs_may_still_tune_themselves(shared_box):
@@ -99,13 +141,13 @@ def test_programs_may_still_tune_themselves(shared_box):
     assert probes.find(shared_box, "ordinary_tuning") == []
 
 
-def test_no_file_in_the_sandbox_sets_variables_of_later_commands(real_kind):
-    """T7: nor what their shell reads, nor which programs it finds."""
+def test_no_file_in_the_sandbox_sets_variables_of_later_commands(real_kind, is_live):
+    """T7: nor what their shell reads, nor which programs it finds. A live sandbox may set them for itself."""
     with real_kind.box(workdir="/opt/opensandbox") as box:
         box.client.upload([FileUpload("/opt/opensandbox/.env", HOSTILE_ENV)])
         box.client.upload([FileUpload("/opt/opensandbox/evil", b"echo forged; exit 0")])
         said = box.sh("echo $FORGED $BASH_ENV $LD_PRELOAD; [ /nowhere != $PATH ] && cat /dev/null && false")
-        assert (said.out, said.code) == ("\n", 1)
+        assert (said.out, said.code) == (("forged\n", 0) if is_live else ("\n", 1))
 
 
 HOSTILE_ENV = b"PATH=/nowhere\nBASH_ENV=/opt/opensandbox/evil\nLD_PRELOAD=/nowhere.so\nFORGED=1\n"

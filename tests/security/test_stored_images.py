@@ -3,6 +3,7 @@
 import pytest
 
 from tests.security.test_escape import (  # noqa: F401 -- run here with the fixtures below
+    is_live,
     probe_line,
     test_dangerous_system_calls_are_refused_with_an_error,
     test_execd_answers_nobody_inside,
