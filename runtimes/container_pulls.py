@@ -14,6 +14,8 @@ from runtimes.deadline import Deadline
 __all__ = ["PullProgress", "Pulls"]
 
 _TELL_SECONDS = 0.25
+_REPEAT_SECONDS = 1.0
+"""Who is told may have had no time for the last news; where the registry is stuck after it, no other would follow."""
 _MB = 1_000_000
 
 Fetch = Callable[[str, ImageAuth | None, "PullProgress", Callable[[], bool]], None]
@@ -100,12 +102,12 @@ class Pulls:
             return sum(pull.waiting for (name, _), pull in self._running.items() if name == image)
 
     def _wait(self, pull: _Pull, image: str, deadline: Deadline, say: OnProgress) -> None:
-        said = ""
+        said, next_repeat = "", 0.0
         while not pull.is_over.wait(min(_TELL_SECONDS, deadline.remaining())):
             text = str(pull.progress)
-            if text != said:
+            if text != said or time.monotonic() >= next_repeat:
                 say(text)
-                said = text
+                said, next_repeat = text, time.monotonic() + _REPEAT_SECONDS
             if deadline.is_over:
                 message = f"image {image!r} was not pulled within {deadline.seconds:g} s ({text})"
                 raise CreateTimeoutError(message)

@@ -36,21 +36,23 @@ _NOTE_SECONDS = 0.5
 
 
 class ProgressNotes:
-    """Passes stages of a start on, not oftener than twice a second: a pull tells of each layer many times."""
+    """Passes stages of a start on, none twice and not oftener than twice a second: a pull tells of each layer often."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         """write: takes the words; what it raises is logged only, since nobody waits for them."""
         self._write = write
         self._next = time.monotonic() + _NOTE_SECONDS
+        self._written = ""
 
     def note(self, text: str) -> None:
         """Take a stage."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next or text == self._written:
             return
         self._next = now + _NOTE_SECONDS
         try:
             self._write(text)
+            self._written = text
         except Exception as error:  # noqa: BLE001 -- a start does not fail for want of news about it
             log.warning("stage_not_noted", error=type(error).__name__)
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from core.errors import CreateTimeoutError, RegistryAuthError
+from runtimes import container_pulls
 from runtimes.base import ImageAuth
 from runtimes.container_pulls import PullProgress, Pulls
 from runtimes.deadline import Deadline
@@ -121,3 +122,18 @@ def test_those_who_wait_are_told_how_far_it_is():
 
     pull(pulls, say=say)
     assert told == ["pulling app: 0 of 1 layers"]
+
+
+def test_pull_that_stands_still_is_told_again(monkeypatch):
+    """Who hears of it takes two a second, and the first ones come closer together."""
+    monkeypatch.setattr(container_pulls, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr(container_pulls, "_REPEAT_SECONDS", 0.02)
+    registry, told = Registry(), []
+
+    def say(text):
+        told.append(text)
+        if len(told) == 3:
+            registry.go.set()
+
+    pull(Pulls(registry.fetch), say=say)
+    assert told[:3] == ["pulling app: 0 of 1 layers"] * 3

@@ -3,9 +3,10 @@ import uuid
 from core.sealing import SecretBox
 from repositories.attempts import ClaimedAttempt
 from runtimes.base import SandboxSpec
+from services import session_starting
 from services.jobspec import Resources
 from services.session_spec import SessionSpec, Volume
-from services.session_starting import to_sandbox_spec
+from services.session_starting import ProgressNotes, to_sandbox_spec
 
 SPEC = SessionSpec(
     "ubuntu",
@@ -57,3 +58,27 @@ def test_a_live_sandbox_is_its_users_own():
     (volume,) = spec.volumes
     assert volume.claim is not None
     assert (volume.claim.name, volume.claim.owner) == ("data", "7 of 1")
+
+
+def test_what_was_noted_is_not_written_again(monkeypatch):
+    monkeypatch.setattr(session_starting, "_NOTE_SECONDS", 0.0)
+    written = []
+    notes = ProgressNotes(written.append)
+    for text in ("pulling app", "pulling app", "starting", "pulling app"):
+        notes.note(text)
+    assert written == ["pulling app", "starting", "pulling app"]
+
+
+def test_note_that_could_not_be_written_is_tried_again(monkeypatch):
+    monkeypatch.setattr(session_starting, "_NOTE_SECONDS", 0.0)
+    tries = []
+
+    def write(text):
+        tries.append(text)
+        if len(tries) == 1:
+            raise OSError("the database is away")
+
+    notes = ProgressNotes(write)
+    for _ in range(3):
+        notes.note("pulling app")
+    assert tries == ["pulling app"] * 2
