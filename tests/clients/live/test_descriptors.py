@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.live import ENTRYPOINT, LiveServer
 
-pytestmark = pytest.mark.one_a_day("server")
-
 TIMES = 30
 WARM_UP = 3
 """What a process opens once it opens within so many rounds."""
@@ -49,6 +47,30 @@ def one(number):
         made.close()
 """
 
+PUBLISHED_ASYNC = """
+import asyncio
+from datetime import timedelta
+from opensandbox import Sandbox
+from opensandbox.config import ConnectionConfig
+
+async def make_and_kill(number):
+    config = ConnectionConfig(domain=asked["domain"], api_key=asked["key"], disable_metrics=True)
+    made = await Sandbox.create(
+        asked["image"], entrypoint=asked["entrypoint"], timeout=timedelta(minutes=5), connection_config=config
+    )
+    if number % 2:
+        async with made:
+            await made.kill()
+    else:
+        await made.kill()
+        await made.close()
+
+runner = asyncio.Runner()
+
+def one(number):
+    runner.run(make_and_kill(number))
+"""
+
 OURS = """
 from sandmill import Client, Job, Step
 
@@ -65,7 +87,9 @@ def one(number):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("client", [PUBLISHED, OURS], ids=["published", "ours"])
+@pytest.mark.parametrize(
+    "client", [PUBLISHED, PUBLISHED_ASYNC, OURS], ids=["published", "asynchronous", "ours"]
+)
 def test_create_and_kill_leave_no_descriptor_and_no_warning(server: LiveServer, client: str) -> None:
     asked = {
         "url": server.stack.api_url,
@@ -75,7 +99,8 @@ def test_create_and_kill_leave_no_descriptor_and_no_warning(server: LiveServer, 
         "runtime": server.runtime,
         "entrypoint": ENTRYPOINT,
     }
-    program = f"{ROUNDS}{client}\nrounds(one, {TIMES}, {WARM_UP})\n"
+    ending = "runner.close()\n" if client is PUBLISHED_ASYNC else ""
+    program = f"{ROUNDS}{client}\nrounds(one, {TIMES}, {WARM_UP})\n{ending}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, json.dumps(asked)],
         check=False,
