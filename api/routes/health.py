@@ -1,4 +1,6 @@
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,6 +15,10 @@ from core.errors import UnavailableError
 __all__ = ["release", "router"]
 
 router = APIRouter(tags=["operation"])
+
+_API = Path(__file__).parents[1]
+_LIFECYCLE_PATHS = (_API / "lifecycle.yaml", _API.parent / "specs" / "lifecycle.yaml")
+"""Where it is in an installed package and in the image, and where it is in the source."""
 
 
 class HealthView(ResponseSchema):
@@ -81,3 +87,14 @@ def metrics(services: Services) -> Response:
 def get_document(request: Request) -> JSONResponse:
     """Give the description of the API, which does not describe itself."""
     return JSONResponse(request.app.openapi())
+
+
+@router.get("/v1/lifecycle.yaml", include_in_schema=False)
+def get_lifecycle_document() -> Response:
+    """Give the description of the routes of live sandboxes, which are not in the other one."""
+    return Response(_lifecycle_document(), media_type="application/yaml")
+
+
+@cache
+def _lifecycle_document() -> bytes:
+    return next(path for path in _LIFECYCLE_PATHS if path.is_file()).read_bytes()

@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 
 from services.wake import CANCEL_CHANNEL, SCHEDULER_CHANNEL, Wake
 from tests.integration.api.conftest import ApiWorld, make_batch, make_job, make_settings, open_api, submit
+from tests.support.launching import REPOSITORY
 
 
 def test_health_version_and_readiness_need_no_key(api):
@@ -25,6 +26,9 @@ def test_health_version_and_readiness_need_no_key(api):
         assert client.get("/readyz").json() == {"status": "ok"}
         assert client.get("/version").json()["name"] == "sandmill-server"
         assert "paths" in client.get("/openapi.json").json()
+        described = client.get("/v1/lifecycle.yaml")
+    assert described.headers["Content-Type"].startswith("application/yaml")
+    assert described.content == (REPOSITORY / "specs/lifecycle.yaml").read_bytes()
 
 
 def metrics(api: ApiWorld) -> dict[str, dict[tuple, float]]:
