@@ -48,6 +48,15 @@ class Osb:
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "-o", "json"))
 
+    @contextlib.contextmanager
+    def opened(self, *words: str) -> Iterator[str]:
+        """The sandbox that a command makes, killed when the block ends."""
+        made = str(self.json(*words)["id"])
+        try:
+            yield made
+        finally:
+            self.run("sandbox", "kill", made)
+
     def refused(self, code: str, *words: str) -> None:
         """A command that the server answers with this error code, and the program tells so."""
         assert code in self.run(*words, fails=True), words
@@ -193,34 +202,18 @@ def test_a_sandbox_by_a_file(osb: Osb, tmp_path: Path) -> None:
             }
         )
     )
-    made = osb.json("sandbox", "create", "-f", str(asked))["id"]
-    try:
+    with osb.opened("sandbox", "create", "-f", str(asked)) as made:
         assert osb.run("command", "run", made, "--", "printenv", "GREETING") == "of the file\n"
         assert osb.json("sandbox", "get", made)["metadata"] == {"from": "file"}
         assert osb.json("sandbox", "metrics", made)["memory_total_in_mib"] == 256
-    finally:
-        osb.run("sandbox", "kill", made)
 
 
 def test_limits_and_waiting_are_asked_for(osb: Osb) -> None:
-    made = osb.json(
-        *(
-            "sandbox",
-            "create",
-            "-i",
-            osb.server.image,
-            "--resource",
-            "cpu=500m",
-            "--resource",
-            "memory=128Mi",
-        ),
-        *("--skip-health-check", "--ready-timeout", "40s"),
-    )["id"]
-    try:
+    limits = ("--resource", "cpu=500m", "--resource", "memory=128Mi")
+    waiting = ("--skip-health-check", "--ready-timeout", "40s")
+    with osb.opened("sandbox", "create", "-i", osb.server.image, *limits, *waiting) as made:
         wait_for(lambda: osb.json("sandbox", "get", made)["status"]["state"] == "Running", seconds=60)
         assert osb.json("sandbox", "metrics", made)["memory_total_in_mib"] == 128
-    finally:
-        osb.run("sandbox", "kill", made)
 
 
 def test_a_volume_is_mounted_where_the_runtime_has_volumes(osb: Osb, tmp_path: Path) -> None:
@@ -237,20 +230,22 @@ def test_a_volume_is_mounted_where_the_runtime_has_volumes(osb: Osb, tmp_path: P
         return
     try:
         for said in ("none", "first"):
-            made = osb.json(*words)["id"]
-            program = "cat /data/a 2>/dev/null || echo none; echo first >/data/a"
-            assert osb.run("command", "run", made, "--", "sh", "-c", program) == f"{said}\n"
-            osb.run("sandbox", "kill", made)
+            with osb.opened(*words) as made:
+                program = "cat /data/a 2>/dev/null || echo none; echo first >/data/a"
+                assert osb.run("command", "run", made, "--", "sh", "-c", program) == f"{said}\n"
     finally:
-        wait_for(lambda: _volume_is_removed(name), seconds=60)
+        wait_for(lambda: _remove_volumes(name), seconds=60)
 
 
-def _volume_is_removed(name: str) -> bool:
-    """Remove it, as soon as no container has it any more."""
-    return (
-        subprocess.run(["docker", "volume", "rm", "-f", name], check=False, capture_output=True).returncode
-        == 0
-    )
+def _remove_volumes(claim: str) -> bool:
+    """Remove what the engine keeps for it, which has more in its name; False: a container still has it."""
+    found = _docker("volume", "ls", "-q", "--filter", f"name={claim}").stdout.split()
+    assert found, claim
+    return _docker("volume", "rm", *found).returncode == 0
+
+
+def _docker(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["docker", *words], check=False, capture_output=True, text=True)
 
 
 def test_command_commands(osb: Osb, box: str) -> None:
@@ -332,12 +327,9 @@ def test_snapshot_commands(osb: Osb, box: str) -> None:
     assert ids(osb.json(*of_box, "--name", "mine", "--state", "Ready")) == [made["id"]]
     assert ids(osb.json(*of_box, "--name", "another")) == []
     assert ids(osb.json(*of_box, "--state", "Creating", "--state", "Failed")) == []
-    restored = osb.json(
-        *("sandbox", "create", "--snapshot-id", made["id"], "--entrypoint", "tail", "--entrypoint", "-f"),
-        *("--entrypoint", "/dev/null"),
-    )["id"]
-    assert osb.run("command", "run", restored, "--", "cat", "/tmp/kept") == "before\n"
-    osb.run("sandbox", "kill", restored)
+    waits = ("--entrypoint", "tail", "--entrypoint", "-f", "--entrypoint", "/dev/null")
+    with osb.opened("sandbox", "create", "--snapshot-id", made["id"], *waits) as restored:
+        assert osb.run("command", "run", restored, "--", "cat", "/tmp/kept") == "before\n"
     osb.run("snapshot", "delete", made["id"])
     osb.refused("SNAPSHOT::NOT_FOUND", "snapshot", "get", made["id"])
 
@@ -491,7 +483,7 @@ def words_of_tests() -> list[list[str]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in {"run", "json", "refused", "running"}
+        and node.func.attr in {"run", "json", "opened", "refused", "running"}
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id == "osb"
     ]
