@@ -132,14 +132,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     # Routers are asked in turn whether a path is theirs: those first whose callers count the milliseconds.
     for prefix in ("/v1", ""):
-        for wire in (
-            wire_sandboxes,
-            wire_snapshots,
-            wire_pools,
-            wire_diagnostics,
-            wire_templates,
-            wire_basics,
-        ):
+        for wire in (wire_sandboxes, wire_snapshots, wire_pools, wire_diagnostics, wire_templates):
             app.include_router(wire.router, prefix=prefix)
     app.include_router(wire_metrics_events.router, prefix="/v1")
     for part in (
@@ -161,6 +154,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         health,
     ):
         app.include_router(part.router)
+    # After `health`, which has a `/version` that tells more.
+    for prefix in ("/v1", ""):
+        app.include_router(wire_basics.router, prefix=prefix)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change the document
     return app
 

@@ -18,5 +18,5 @@ def health() -> dict[str, str]:
 
 @router.get("/version")
 def version() -> dict[str, str]:
-    """Give the version of this server; at `/version`, too, where others look for its name."""
-    return {"name": "sandmill-server", "version": release()}
+    """Give the version of this server."""
+    return {"version": release()}

@@ -65,7 +65,8 @@ class Osb:
     def running(self, *words: str) -> Iterator["subprocess.Popen[str]"]:
         """A command that goes on until it is interrupted, in a process of its own."""
         process = subprocess.Popen(
-            [client_environment("requirements.lock") / "osb", *words],
+            # By `env`: whoever runs the tests in the background has interrupts ignored, and programs inherit that.
+            ["env", "--default-signal=INT", client_environment("requirements.lock") / "osb", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -16,7 +16,8 @@ from redis import Redis
 from core.ids import new_id
 from repositories.log_chunks import Chunk, LogChunkRepository
 from services.log_hub import CHANNEL, LogHub
-from tests.integration.api.conftest import ApiWorld, first_trial, make_settings, open_api, submit
+from tests.integration.api.conftest import ApiWorld, RunningApi, first_trial, make_settings, open_api, submit
+from tests.support.services import new_database
 
 pytestmark = pytest.mark.breaks_invariants(
     "attempts_miscounted",
@@ -24,6 +25,23 @@ pytestmark = pytest.mark.breaks_invariants(
     "running_without_attempt",
     reason="attempts and logs are written by hand",
 )
+
+
+@pytest.fixture(scope="module")
+def apart(postgres_url, migrated_template, redis_url, tmp_path_factory) -> Iterator[RunningApi]:
+    """An application of this module's own: attempts, logs and nodes written by hand would be others' to wonder at."""
+    home = tmp_path_factory.mktemp("logs") / "home"
+    with (
+        new_database(postgres_url, template=migrated_template) as url,
+        open_api(make_settings(url, redis_url, home)) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def api(apart: RunningApi) -> Iterator[ApiWorld]:
+    with apart.new_tenant() as opened:
+        yield opened
 
 
 @dataclass
@@ -85,8 +103,7 @@ class Writer:
 def make_writer(api: ApiWorld) -> Writer:
     """An attempt of a new trial, made without a scheduler."""
     trial = first_trial(api.client, submit(api.client)["id"])
-    # Of a runtime that no other test asks for: it lives on when this one has ended.
-    node = api.world.session(runtimes=["nothing"]).node_id
+    node = api.world.session().node_id
     attempt_id = new_id()
     api.rows("UPDATE trials SET state = 'running', fence = 1 WHERE id = %(t)s", t=trial["id"])
     api.rows(

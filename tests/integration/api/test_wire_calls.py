@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -274,6 +275,13 @@ def test_expiry_of_one_that_ends_is_not_moved(api, state):
     assert (response.status_code, response.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
 
 
+@pytest.fixture
+def apart(own_api: ApiWorld) -> Iterator[ApiWorld]:
+    """An application of its own: what a node offers there counts for all tests that share one."""
+    with changed_settings(own_api.app, sandbox_create_wait_seconds=0.0):
+        yield own_api
+
+
 def node_with_ingress(api: ApiWorld) -> Any:
     node_id = new_id()
     api.world.session(
@@ -290,32 +298,32 @@ def endpoint(api: ApiWorld, sandbox: str, port: Any, query: str = "", prefix: st
 
 
 @SANDBOXES_BY_HAND
-def test_endpoints_of_one_that_runs(api):
-    sandbox = make(api)
-    put_in_state(api, sandbox, "Running", node_id=node_with_ingress(api))
-    (row,) = api.rows("SELECT access_token FROM sandbox_sessions WHERE trial_id = %(id)s", id=sandbox)
-    execd = endpoint(api, sandbox, 44772).json()
+def test_endpoints_of_one_that_runs(apart):
+    sandbox = make(apart)
+    put_in_state(apart, sandbox, "Running", node_id=node_with_ingress(apart))
+    (row,) = apart.rows("SELECT access_token FROM sandbox_sessions WHERE trial_id = %(id)s", id=sandbox)
+    execd = endpoint(apart, sandbox, 44772).json()
     assert execd == {
         "endpoint": f"sandboxes.example:28888/{sandbox}/44772",
         "headers": {"OpenSandbox-Secure-Access": row["access_token"]},
     }
     # Also without any policy: official clients ask for it before anything else.
-    assert endpoint(api, sandbox, 18080).json() == {"endpoint": f"sandboxes.example:28888/{sandbox}/18080"}
-    host = httpx.URL(api.url).netloc.decode()
+    assert endpoint(apart, sandbox, 18080).json() == {"endpoint": f"sandboxes.example:28888/{sandbox}/18080"}
+    host = httpx.URL(apart.url).netloc.decode()
     for prefix in ("/v1", ""):
-        proxied = endpoint(api, sandbox, 8080, "?use_server_proxy=true", prefix).json()
+        proxied = endpoint(apart, sandbox, 8080, "?use_server_proxy=true", prefix).json()
         assert proxied["endpoint"] == f"{host}{prefix}/sandboxes/{sandbox}/proxy/8080"
-    assert endpoint(api, sandbox, 8080, "?use_server_proxy=false").status_code == 200
-    put_in_state(api, sandbox, "Paused")
-    assert endpoint(api, sandbox, 8080).status_code == 200
+    assert endpoint(apart, sandbox, 8080, "?use_server_proxy=false").status_code == 200
+    put_in_state(apart, sandbox, "Paused")
+    assert endpoint(apart, sandbox, 8080).status_code == 200
 
 
 @SANDBOXES_BY_HAND
-def test_every_port_of_a_secure_one_needs_its_token(api):
-    sandbox = make(api, secureAccess=True)
-    put_in_state(api, sandbox, "Running", node_id=node_with_ingress(api))
+def test_every_port_of_a_secure_one_needs_its_token(apart):
+    sandbox = make(apart, secureAccess=True)
+    put_in_state(apart, sandbox, "Running", node_id=node_with_ingress(apart))
     for query in ("", "?use_server_proxy=true"):
-        assert "OpenSandbox-Secure-Access" in endpoint(api, sandbox, 8080, query).json()["headers"]
+        assert "OpenSandbox-Secure-Access" in endpoint(apart, sandbox, 8080, query).json()["headers"]
 
 
 @pytest.mark.parametrize("port", [0, 65536, -1])
@@ -331,13 +339,15 @@ def test_port_that_is_no_number_is_told_by_place(api):
 
 
 @SANDBOXES_BY_HAND
-def test_what_has_expired_has_no_endpoint_though_nobody_has_ended_it_yet(api):
-    sandbox = make(api)
-    node_id = node_with_ingress(api)
-    put_in_state(api, sandbox, "Running", node_id=node_id, expires_at=datetime.now(UTC) + timedelta(hours=1))
-    assert endpoint(api, sandbox, 8080).status_code == 200
-    put_in_state(api, sandbox, "Running", expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    response = endpoint(api, sandbox, 8080)
+def test_what_has_expired_has_no_endpoint_though_nobody_has_ended_it_yet(apart):
+    sandbox = make(apart)
+    node_id = node_with_ingress(apart)
+    put_in_state(
+        apart, sandbox, "Running", node_id=node_id, expires_at=datetime.now(UTC) + timedelta(hours=1)
+    )
+    assert endpoint(apart, sandbox, 8080).status_code == 200
+    put_in_state(apart, sandbox, "Running", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    response = endpoint(apart, sandbox, 8080)
     assert (response.status_code, response.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
 
 

@@ -525,7 +525,8 @@ def test_nodes_without_room_are_told(api, node):
 def test_create_that_runs_asks_for_no_reason_to_wait(api, node):
     with noting_statements() as statements:
         assert create(api)["status"]["state"] == "Running"
-    assert len([sql for sql in statements if "n.ingress_url, n.ingress_address" in sql]) == 1
+    # Once, or again after a while in which nothing was heard.
+    assert [sql for sql in statements if "n.ingress_url, n.ingress_address" in sql]
     assert not [sql for sql in statements if "AS running_left" in sql]
 
 
