@@ -173,6 +173,8 @@ def renew_expiration(
     wanted = read_body(RenewRequest, read_json(body)).expires_at
     with services.engine.begin() as connection:
         until = services.sandboxes(connection, caller).renew(sandbox_id, wanted)
+    # Who leads traffic to it remembers it until its earlier expiry, which may be the later one.
+    services.wake.sandbox(sandbox_id)
     return JSONResponse({"expiresAt": until.isoformat()})
 
 

@@ -9,8 +9,10 @@ from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
+from redis import Redis
 
 from core.ids import new_id
+from services.wake import TRAFFIC_CHANNEL
 from tests.integration.api.conftest import ApiWorld, changed_settings
 from tests.support.invariants import SANDBOXES_BY_HAND
 from tests.support.spellings import OTHER_SPELLINGS
@@ -273,6 +275,21 @@ def test_expiry_of_one_that_ends_is_not_moved(api, state):
     put_in_state(api, sandbox, state, **ended)
     response = renew(api, sandbox, "2050-01-01T00:00:00Z")
     assert (response.status_code, response.json()["code"]) == (409, "DOCKER::SANDBOX_NOT_RUNNING")
+
+
+@SANDBOXES_BY_HAND
+def test_a_renewal_is_told_to_who_leads_traffic(api):
+    """An ingress remembers a sandbox until it expires: it has to hear that this is sooner now."""
+    sandbox = make(api)
+    put_in_state(api, sandbox, "Running", expires_at=datetime.now(UTC) + timedelta(hours=1))
+    client = Redis.from_url(api.settings.redis_url.get_secret_value())
+    with client, client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(TRAFFIC_CHANNEL.format(sandbox_id=sandbox))
+        assert heard.get_message(timeout=1) is None
+        response = renew(api, sandbox, (datetime.now(UTC) + timedelta(seconds=30)).isoformat())
+        assert response.status_code == 200
+        told = heard.get_message(timeout=5) or heard.get_message(timeout=5)
+    assert told is not None
 
 
 @pytest.fixture
