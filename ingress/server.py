@@ -112,6 +112,7 @@ class IngressServer:
         except (IngressError, NotFoundError, UnavailableError) as error:
             log.debug("ingress_not_ready", sandbox_id=str(sandbox_id), error=error.message)
         except Exception:
+            # Nobody waits for this task's result: without a word here, its failure would be lost.
             log.exception("ingress_not_ready", sandbox_id=str(sandbox_id))
 
     async def handle(self, connection: Connection, request: RequestHead, body: BodyReader) -> bool:

@@ -139,8 +139,7 @@ async def _authenticate(scope: Scope, call: Call, services: ApiServices) -> Prin
             if (match := _BEARER.fullmatch(value))
         ]
     if not shown and call.port_text == str(EXECD_PORT):
-        # The only way in which the Go client shows the key here. The ingress puts execd's own token in its place, so
-        # the key does not reach the sandbox; at other ports the header is the program's, and it would.
+        # The only way in which the Go client shows the key here. It goes no further: execd gets its own token.
         shown = values_of(call.headers, EXECD_TOKEN)
     key = shown[0].decode("latin-1") if shown else None
     scope["state"]["has_key"] = key is not None

@@ -1,10 +1,9 @@
 """Statements over the driver's cursor: transactions, errors and lost connections are SQLAlchemy's all the same."""
 
-import time
-
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
+from core import database
 from core.database import count_rows, create_database_engine, fetch_rows
 
 END_OTHERS = """
@@ -32,7 +31,12 @@ def opened(database_url, world):
 def break_connections(world):
     (row,) = world.execute(END_OTHERS)
     assert row["count"] == 2
-    time.sleep(0.12)  # longer than what a connection is trusted for without asking
+
+
+@pytest.fixture
+def distrust(monkeypatch):
+    """Let no connection be trusted for having been used a moment ago."""
+    monkeypatch.setattr(database, "_FRESH_SECONDS", 0.0)
 
 
 def test_rows_have_the_names_of_their_columns(world):
@@ -63,6 +67,7 @@ def test_error_of_a_statement_is_sqlalchemys_with_the_drivers_inside(world):
         count_rows(connection, "SELECT 1 / %(n)s::int", {"n": 0})
 
 
+@pytest.mark.usefixtures("distrust")
 def test_connections_that_broke_while_they_rested_are_replaced_before_use(world, opened):
     engine = opened()
     break_connections(world)
@@ -79,3 +84,17 @@ def test_one_that_breaks_in_use_takes_the_others_out_of_the_pool(world, opened):
     assert caught.value.connection_invalidated
     with engine.connect() as one, engine.connect() as two:
         assert fetch_rows(one, "SELECT 1 AS n", {}) == fetch_rows(two, "SELECT 1 AS n", {}) == [{"n": 1}]
+
+
+def test_one_used_a_moment_ago_is_not_asked_whether_it_is_alive(world, opened, monkeypatch):
+    engine = opened()
+    asked = []
+    monkeypatch.setattr(engine.dialect, "do_ping", lambda connection: asked.append(connection) or True)
+    monkeypatch.setattr(database, "_FRESH_SECONDS", 3600.0)
+    with engine.begin() as connection:
+        fetch_rows(connection, "SELECT 1 AS n", {})
+    assert not asked
+    monkeypatch.setattr(database, "_FRESH_SECONDS", 0.0)
+    with engine.begin() as connection:
+        fetch_rows(connection, "SELECT 1 AS n", {})
+    assert len(asked) == 1
